@@ -1,0 +1,3 @@
+from cclnet.cli import main
+
+main()

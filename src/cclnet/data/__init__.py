@@ -1,0 +1,1 @@
+"""From image files to batches on the device: table, split, decode once, load, augment."""

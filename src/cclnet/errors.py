@@ -1,0 +1,23 @@
+"""Errors a user can meet: each says what was expected, what came, and what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Something that was given cannot be used. The command line prints the message alone."""
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
+    """An error for a name that is not there, with the nearest valid one.
+
+    >>> print(unknown("method", "clc", ["ccl", "hard"]))
+    unknown method 'clc'; did you mean 'ccl'? Known: ccl, hard
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=8, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    listed, word = (names, "Known") if len(names) <= 40 else (near or names[:8], f"Some of {len(names)} known")
+    return InputError(f"unknown {kind} '{name}'{hint} {word}: {', '.join(listed)}")

@@ -1,0 +1,36 @@
+"""Files are written whole: a reader, or a run that was killed, never meets half a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from cclnet.errors import InputError
+
+
+def write_whole(path: str | Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
+    """Write ``content`` (bytes, text, or a function that fills an open file) under a temporary name beside
+    ``path``, flush it to the disk, then rename it. On any failure what stood at ``path`` still stands.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(
+            f"cannot write {path}: {error.strerror or error}. What stood there before is unchanged. "
+            "Free some space or choose a folder that can be written."
+        ) from error
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

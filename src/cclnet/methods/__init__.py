@@ -1,0 +1,60 @@
+"""Label-softening methods behind one protocol, and the plain dict of their names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+from cclnet.errors import InputError, unknown
+from cclnet.methods.base import Classes, Loss, Method
+from cclnet.methods.ccl import CCL
+from cclnet.methods.hard import Hard
+from cclnet.methods.lsr import LSR
+
+__all__ = ["METHODS", "Classes", "Loss", "Method", "build_method", "method_card", "method_settings"]
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "ccl": CCL,
+    "hard": Hard,
+    "lsr": LSR,
+    # The four rows of the paper's Table 1; .5228 is where CCL on seven classes collapses to.
+    "lsr-u1": partial(LSR, epsilon=0.1, prior=False),
+    "lsr-u5": partial(LSR, epsilon=0.5228, prior=False),
+    "lsr-a1": partial(LSR, epsilon=0.1, prior=True),
+    "lsr-a5": partial(LSR, epsilon=0.5228, prior=True),
+}
+
+
+def method_settings(name: str) -> dict[str, Any]:
+    """The settings of a method with their defaults.
+
+    >>> method_settings("lsr-a1")
+    {'epsilon': 0.1, 'prior': True}
+    """
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    parameters = inspect.signature(METHODS[name]).parameters
+    return {key: p.default for key, p in parameters.items() if key != "classes"}
+
+
+def build_method(name: str, classes: Classes, settings: Mapping[str, Any] | None = None) -> Method:
+    """Build a method by name; ``settings`` override its defaults."""
+    known = method_settings(name)
+    for key in settings or {}:
+        if key not in known:
+            if not known:
+                raise InputError(f"method '{name}' has no settings, got '{key}'.")
+            raise unknown(f"setting of method '{name}'", key, known)
+    return METHODS[name](classes, **(settings or {}))
+
+
+def method_card(name: str) -> str:
+    """The card of a method: idea, formula, settings, when not to use it. Markdown."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    factory = METHODS[name]
+    kind = factory.func if isinstance(factory, partial) else factory
+    return files(__name__).joinpath(f"{kind.__module__.rpartition('.')[2]}.md").read_text(encoding="utf-8")

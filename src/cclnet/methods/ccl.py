@@ -1,0 +1,56 @@
+"""CCL-Net (Wei et al. 2020): soft labels learned end to end by a head on the features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from cclnet import functional
+from cclnet.head import CCLHead
+from cclnet.methods.base import Classes, Loss, Method
+
+
+class CCL(Method):
+    """``L = CE(q, y) + KL(p_y ‖ q)`` for the network, plus the head's own loss, in one sum.
+
+    The soft labels p are those of the dictionary before the step, as in the paper's algorithm, and constants
+    for the network; the head sees detached features. Neither part's gradient reaches the other.
+    """
+
+    def __init__(
+        self,
+        classes: Classes,
+        widths: Sequence[int] = (1024, 1024, 512),
+        margin: float = 2.0,
+        correlation_weight: float = 10.0,
+        patience: int | None = 10,
+        dictionary_norm: float = 2.0**0.5,
+    ) -> None:
+        super().__init__(classes)
+        self.head = CCLHead(
+            classes.in_features,
+            classes.num_classes,
+            widths=widths,
+            margin=margin,
+            correlation_weight=correlation_weight,
+            patience=patience,
+            dictionary_norm=dictionary_norm,
+        )
+
+    def forward(
+        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
+    ) -> Loss:
+        head_terms = self.head(features, labels, weight)  # first: it checks the batch
+        target = functional.rows_of(self.head.soft_labels(), labels)
+        return Loss.of(
+            cross_entropy=functional.cross_entropy(logits, labels, weight),
+            kl=functional.kl_to_target(logits, target, weight),
+            **head_terms,
+        )
+
+    def soft_labels(self) -> Tensor:
+        return self.head.soft_labels()
+
+    def end_epoch(self) -> dict[str, float]:
+        return self.head.end_epoch()

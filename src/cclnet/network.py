@@ -1,0 +1,154 @@
+"""CCLNet: any backbone, its classifier, and a label-softening method around them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from cclnet.errors import InputError, unknown
+from cclnet.methods import Classes, Loss, build_method
+
+
+class TimmClassifier(nn.Module):
+    """A timm model, taken apart into pooled features and logits. Saved weights are the timm model's own."""
+
+    def __init__(
+        self,
+        name: str,
+        num_classes: int,
+        pretrained: bool = False,
+        in_channels: int = 3,
+        backbone_settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        import timm
+
+        if not timm.is_model(name):
+            raise unknown("backbone", name, timm.list_models())
+        self.model = timm.create_model(
+            name, pretrained=pretrained, num_classes=num_classes, in_chans=in_channels, **(backbone_settings or {})
+        )
+        # The width after pooling; some models widen it between pooling and classifier (not num_features).
+        self.feature_width = int(self.model.head_hidden_size)
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.model.forward_head(self.model.forward_features(images), pre_logits=True)
+
+    def logits(self, features: Tensor) -> Tensor:
+        return self.model.get_classifier()(features)
+
+    def export_state(self) -> dict[str, Tensor]:
+        return cast("dict[str, Tensor]", self.model.state_dict())
+
+
+class ModuleClassifier(nn.Module):
+    """Any module that gives pooled features, with a linear classifier on top."""
+
+    def __init__(self, backbone: nn.Module, num_classes: int, feature_width: int | None = None) -> None:
+        super().__init__()
+        width = feature_width or getattr(backbone, "feature_width", None) or getattr(backbone, "num_features", None)
+        if not isinstance(width, int):
+            raise InputError(
+                f"the width of the pooled features of {type(backbone).__name__} is not known: pass "
+                "feature_width, or give the module an attribute of that name."
+            )
+        self.backbone = backbone
+        self.feature_width = width
+        self.classifier = nn.Linear(width, num_classes)
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.backbone(images)
+
+    def logits(self, features: Tensor) -> Tensor:
+        return self.classifier(features)
+
+    def export_state(self) -> dict[str, Tensor]:
+        return self.state_dict()
+
+
+class CCLNet(nn.Module):
+    """A classifier that is trained with a label-softening method and shipped without it.
+
+    ``net(images)`` → logits [N, K]; ``net(images, labels)`` → Loss, in one forward pass, which is also what
+    distributed data parallel needs: wrap the whole network, head included.
+
+    Args:
+        backbone: a timm model name, or a module that gives pooled features [N, width].
+        num_classes: number of classes.
+        method: name of the method, see ``cclnet.methods.METHODS``.
+        pretrained: take timm's pretrained weights (needs a network the first time).
+        feature_width: width of a module's pooled features, where it has no such attribute.
+        class_counts: training images of each class, for methods that use the class prior.
+        method_settings: settings of the method that differ from its defaults.
+        in_channels: channels of the images.
+        backbone_settings: further keyword arguments for ``timm.create_model``.
+
+    >>> net = CCLNet("resnet18", num_classes=7)
+    >>> loss = net(torch.randn(2, 3, 64, 64), torch.tensor([0, 6]))
+    >>> sorted(loss.terms)
+    ['class_correlation', 'cross_entropy', 'head_cross_entropy', 'kl']
+    >>> net.eval()(torch.randn(2, 3, 64, 64)).shape
+    torch.Size([2, 7])
+    """
+
+    def __init__(
+        self,
+        backbone: str | nn.Module,
+        num_classes: int,
+        method: str = "ccl",
+        pretrained: bool = False,
+        *,
+        feature_width: int | None = None,
+        class_counts: Sequence[int] | None = None,
+        method_settings: Mapping[str, Any] | None = None,
+        in_channels: int = 3,
+        backbone_settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if num_classes < 2:
+            raise InputError(f"a classifier needs at least 2 classes, got {num_classes}.")
+        self.classifier: TimmClassifier | ModuleClassifier
+        if isinstance(backbone, str):
+            self.classifier = TimmClassifier(backbone, num_classes, pretrained, in_channels, backbone_settings)
+        else:
+            self.classifier = ModuleClassifier(backbone, num_classes, feature_width)
+        counts = None if class_counts is None else tuple(int(c) for c in class_counts)
+        classes = Classes(num_classes, self.classifier.feature_width, counts)
+        self.num_classes = num_classes
+        self.method = build_method(method, classes, method_settings)
+
+    def forward(
+        self, images: Tensor, labels: Tensor | None = None, weight: Tensor | None = None
+    ) -> Tensor | Loss:
+        features = self.classifier.features(images)
+        if features.dim() != 2 or features.shape[1] != self.classifier.feature_width:
+            raise InputError(
+                f"the backbone must give pooled features [N, {self.classifier.feature_width}], got "
+                f"{list(features.shape)}. Pool its feature map, or pass the right feature_width."
+            )
+        logits = self.classifier.logits(features)
+        return logits if labels is None else self.method(features, logits, labels, weight)
+
+    def param_groups(
+        self, lr: float = 0.1, lr_ccl: float = 0.0005, weight_decay: float = 1e-4
+    ) -> list[dict[str, Any]]:
+        """Parameter groups for any optimizer: the network's, then the method's own where it has any. Clip
+        each by its own norm, or the two become coupled."""
+        groups: list[dict[str, Any]] = [
+            {"name": "network", "params": list(self.classifier.parameters()), "lr": lr}
+        ]
+        if own := list(self.method.parameters()):
+            groups.append({"name": "method", "params": own, "lr": lr_ccl})
+        return [{**group, "weight_decay": weight_decay} for group in groups]
+
+    def soft_labels(self) -> Tensor | None:
+        return self.method.soft_labels()
+
+    @torch.no_grad()
+    def export_state(self) -> dict[str, Tensor]:
+        """What is shipped: the backbone and its classifier, nothing of the method. For a timm backbone these
+        are the weights of ``timm.create_model(name, num_classes=K)``."""
+        return {name: value.detach().clone() for name, value in self.classifier.export_state().items()}
