@@ -1,0 +1,140 @@
+"""Hard labels, label smoothing and CCL behind the one protocol."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cclnet import METHODS, InputError, build_method, functional
+from cclnet.methods import Classes, method_card, method_settings
+
+COUNTS = (10, 60, 30)
+CLASSES = Classes(num_classes=3, in_features=6, counts=COUNTS)
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.randn(8, 6), torch.randn(8, 3), torch.randint(3, (8,))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_protocol(name: str) -> None:
+    method = build_method(name, CLASSES)
+    features, logits, labels = batch()
+    logits.requires_grad_()
+    loss = method(features, logits, labels)
+    torch.testing.assert_close(loss.total, sum(loss.terms.values()))
+    loss.total.backward()
+    assert torch.isfinite(logits.grad).all() and float(logits.grad.abs().sum()) > 0
+    table = method.soft_labels()
+    assert table is None or torch.allclose(table.sum(dim=1), torch.ones(3, dtype=table.dtype))
+    assert all(isinstance(value, float) for value in method.end_epoch().values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_card_that_names_its_settings(name: str) -> None:
+    card = method_card(name)
+    for heading in ("**Idea.**", "**Formula.**", "**Settings.**", "**When not to use it.**"):
+        assert heading in card
+    for setting in method_settings(name):
+        assert f"`{setting}`" in card
+
+
+def test_hard_is_cross_entropy() -> None:
+    features, logits, labels = batch()
+    torch.testing.assert_close(
+        build_method("hard", CLASSES)(features, logits, labels).total, F.cross_entropy(logits, labels)
+    )
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.5228, 1.0])
+def test_lsr_equals_torch_label_smoothing(epsilon: float) -> None:
+    features, logits, labels = batch()
+    got = build_method("lsr", CLASSES, {"epsilon": epsilon})(features, logits, labels).total
+    torch.testing.assert_close(got, F.cross_entropy(logits, labels, label_smoothing=epsilon))
+
+
+@pytest.mark.parametrize(
+    ("name", "epsilon", "prior"),
+    [("lsr-u1", 0.1, None), ("lsr-u5", 0.5228, None), ("lsr-a1", 0.1, COUNTS), ("lsr-a5", 0.5228, COUNTS)],
+)
+def test_the_four_rows_of_the_paper(name: str, epsilon: float, prior: tuple | None) -> None:
+    distribution = None if prior is None else torch.tensor(prior) / sum(prior)
+    expected = functional.smoothed_labels(3, epsilon, distribution)
+    torch.testing.assert_close(build_method(name, CLASSES).soft_labels().double(), expected, atol=1e-7, rtol=0)
+
+
+def test_ccl_is_cross_entropy_plus_kl_to_the_dictionary_as_it_is() -> None:
+    method = build_method("ccl", CLASSES)
+    features, logits, labels = batch()
+    terms = method(features, logits, labels).terms
+    q, p = torch.softmax(logits, dim=1), method.head.soft_labels()[labels]
+    torch.testing.assert_close(terms["kl"], (p * (p / q).log()).sum(dim=1).mean())
+    torch.testing.assert_close(terms["cross_entropy"], F.cross_entropy(logits, labels))
+
+
+def test_mixed_labels_mix_the_soft_rows() -> None:
+    features, logits, labels = batch()
+    weights = 0.3 * F.one_hot(labels, 3) + 0.7 * F.one_hot(labels.roll(1), 3)
+    for name in ("hard", "lsr-u5", "ccl"):
+        method = build_method(name, CLASSES)
+        terms = method(features, logits, weights).terms
+        if name == "lsr-u5":
+            table = method.soft_labels()
+            target = 0.3 * table[labels] + 0.7 * table[labels.roll(1)]
+            torch.testing.assert_close(terms["cross_entropy"], F.cross_entropy(logits, target))
+        else:
+            torch.testing.assert_close(terms["cross_entropy"], F.cross_entropy(logits, weights))
+        if name == "ccl":
+            table = method.soft_labels()
+            target = 0.3 * table[labels] + 0.7 * table[labels.roll(1)]
+            torch.testing.assert_close(terms["kl"], functional.kl_to_target(logits, target))
+
+
+def test_sample_weights_weigh_every_term_of_a_sample() -> None:
+    features, logits, labels = batch()
+    weight = torch.zeros(8)
+    weight[3] = 8.0
+    for name in ("hard", "lsr-a1", "ccl"):
+        method = build_method(name, CLASSES).eval()
+        alone = method(features[3:4], logits[3:4], labels[3:4]).terms
+        for term, value in method(features, logits, labels, weight).terms.items():
+            torch.testing.assert_close(value, alone[term])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("clc", {}, "unknown method 'clc'; did you mean 'ccl'"),
+        ("ccl", {"margn": 1}, "unknown setting of method 'ccl' 'margn'; did you mean 'margin'"),
+        ("hard", {"epsilon": 1}, "method 'hard' has no settings, got 'epsilon'"),
+        ("lsr", {"epsilon": -1.0}, r"epsilon must lie in \[0, 1\]"),
+    ],
+)
+def test_names_and_settings_that_are_not_there(name: str, settings: dict, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        build_method(name, CLASSES, settings)
+
+
+def test_prior_needs_counts() -> None:
+    with pytest.raises(InputError, match="pass class_counts"):
+        build_method("lsr-a1", Classes(3, 6))
+
+
+@pytest.mark.parametrize("name", ["hard", "lsr-u1", "ccl"])
+def test_labels_out_of_range_are_refused(name: str) -> None:
+    features, logits, _ = batch()
+    with pytest.raises(InputError, match="0 … 2 for 3 classes"):
+        build_method(name, CLASSES)(features, logits, torch.full((8,), 3))
+
+
+def test_classes_refuse_nonsense() -> None:
+    with pytest.raises(InputError, match="at least 2 classes"):
+        Classes(1, 6)
+    with pytest.raises(InputError, match="expected 3 class counts, got 2"):
+        Classes(3, 6, (1, 2))
+
+
+def test_unknown_card() -> None:
+    with pytest.raises(InputError, match="unknown method"):
+        method_card("nothing")

@@ -1,0 +1,155 @@
+"""The network: one backward pass against the paper's two steps, and what is exported."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from cclnet import CCLNet, InputError, functional
+
+
+class Tiny(nn.Module):
+    """A real small convolutional network with batch norm."""
+
+    feature_width = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 12, 3, 2), nn.BatchNorm2d(12), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        )  # fmt: skip
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layers(images)
+
+
+def tiny_ccl() -> CCLNet:
+    settings = {"widths": (16, 16, 8), "patience": 2}
+    return CCLNet(Tiny(), num_classes=4, method="ccl", method_settings=settings).double()
+
+
+def test_one_backward_pass_is_the_paper_algorithm_to_the_last_bit() -> None:
+    """Fifty iterations of the literal two-step algorithm and of one summed backward pass, float64, with
+    momentum, weight decay, clipping of each group by its own norm, and a freeze on the way."""
+    ours = tiny_ccl()
+    literal = copy.deepcopy(ours)
+    generator = torch.Generator().manual_seed(3)
+    batches = [
+        (torch.randn(8, 3, 16, 16, dtype=torch.float64, generator=generator),
+         torch.randint(4, (8,), generator=generator))
+        for _ in range(50)
+    ]  # fmt: skip
+
+    optimizer = torch.optim.SGD(ours.param_groups(lr=0.1, lr_ccl=0.05), momentum=0.9)
+    backbone = torch.optim.SGD(literal.classifier.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    head_step = torch.optim.SGD(literal.method.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+
+    for step, (images, labels) in enumerate(batches):
+        optimizer.zero_grad()
+        ours(images, labels).total.backward()
+        for group in optimizer.param_groups:
+            nn.utils.clip_grad_norm_(group["params"], 0.5)
+        optimizer.step()
+
+        head = literal.method.head
+        soft = functional.soft_labels(head.dictionary).detach()
+        features = literal.classifier.features(images)
+        logits = literal.classifier.logits(features)
+        loss = functional.cross_entropy(logits, labels) + functional.kl_to_target(logits, soft[labels])
+        backbone.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(literal.classifier.parameters(), 0.5)
+        backbone.step()
+        head_loss = sum(head(features.detach(), labels).values())
+        head_step.zero_grad()
+        head_loss.backward()
+        nn.utils.clip_grad_norm_(literal.method.parameters(), 0.5)
+        head_step.step()
+
+        if step % 10 == 9:
+            assert ours.method.end_epoch() == head.end_epoch()
+
+    for (name, a), (_, b) in zip(ours.state_dict().items(), literal.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_neither_loss_reaches_the_other_part() -> None:
+    net = tiny_ccl()
+    images, labels = torch.randn(8, 3, 16, 16, dtype=torch.float64), torch.randint(4, (8,))
+    terms = net(images, labels).terms
+    network, head = list(net.classifier.parameters()), list(net.method.parameters())
+
+    def reached(loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[bool]:
+        return [g is not None for g in torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)]
+
+    classification = terms["cross_entropy"] + terms["kl"]
+    own = terms["head_cross_entropy"] + terms["class_correlation"]
+    assert all(reached(classification, network)) and not any(reached(classification, head))
+    assert all(reached(own, head)) and not any(reached(own, network))
+
+
+BACKBONES = ["resnet18", "mobilenetv2_100", "efficientnet_b0", "mobilenetv3_small_100", "vit_tiny_patch16_224"]
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_timm_models_are_taken_apart_right(name: str) -> None:
+    """Features and classifier together give timm's own logits; the width is the one the classifier takes."""
+    extra = {"img_size": 64} if name.startswith("vit") else {}
+    net = CCLNet(name, num_classes=5, method="hard", backbone_settings=extra).eval()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(net(images), net.classifier.model(images))
+        assert net.classifier.features(images).shape == (2, net.classifier.feature_width)
+
+
+def test_exported_weights_are_the_timm_model_and_nothing_of_the_head() -> None:
+    net = CCLNet("resnet18", num_classes=5, method="ccl").eval()
+    state = net.export_state()
+    plain = timm.create_model("resnet18", num_classes=5)
+    assert set(state) == set(plain.state_dict())
+    plain.load_state_dict(state)
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(plain.eval()(images), net(images))
+
+
+def test_exported_weights_of_a_module() -> None:
+    state = tiny_ccl().export_state()
+    assert {name.split(".")[0] for name in state} == {"backbone", "classifier"}
+
+
+def test_parameter_groups() -> None:
+    net = tiny_ccl()
+    groups = net.param_groups(lr=0.3, lr_ccl=0.02, weight_decay=0.5)
+    assert [(g["name"], g["lr"], g["weight_decay"]) for g in groups] == [
+        ("network", 0.3, 0.5), ("method", 0.02, 0.5)]  # fmt: skip
+    parameters = [id(p) for g in groups for p in g["params"]]
+    assert sorted(parameters) == sorted(id(p) for p in net.parameters())
+    assert len(CCLNet(Tiny(), 4, method="hard").param_groups()) == 1
+
+
+def test_eval_gives_logits_alone() -> None:
+    logits = tiny_ccl().eval()(torch.randn(2, 3, 16, 16, dtype=torch.float64))
+    assert isinstance(logits, torch.Tensor) and logits.shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: CCLNet("resnet81", 7), "unknown backbone 'resnet81'; did you mean 'resnet"),
+        (lambda: CCLNet("resnet18", 1), "at least 2 classes"),
+        (lambda: CCLNet(nn.Flatten(), 7), "pass feature_width"),
+        (lambda: CCLNet("resnet18", 7, method="cll"), "unknown method 'cll'; did you mean 'ccl'"),
+        (lambda: CCLNet("resnet18", 7, method_settings={"patiense": 3}), "did you mean 'patience'"),
+        (lambda: CCLNet("resnet18", 7, method="lsr-a5"), "pass class_counts"),
+        (lambda: CCLNet(nn.Conv2d(3, 4, 3), 7, feature_width=4)(torch.randn(2, 3, 8, 8)), "pooled features"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(build, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        build()
