@@ -19,11 +19,14 @@ from torch import Tensor
 from cclnet.errors import InputError
 
 __all__ = [
+    "batch_mean",
     "class_correlation_loss",
     "collapse_point",
     "cross_entropy",
     "dictionary_distance",
+    "full_precision",
     "kl_to_target",
+    "log_complement",
     "rows_of",
     "smoothed_labels",
     "soft_labels",
@@ -34,7 +37,7 @@ __all__ = [
 Function = TypeVar("Function", bound=Callable[..., Tensor])
 
 
-def _full_precision(function: Function) -> Function:
+def full_precision(function: Function) -> Function:
     """Leave autocast and raise half-precision arguments to float32 for the length of one call."""
 
     def raised(value: object) -> object:
@@ -62,7 +65,7 @@ def _unit_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     return unit, (~is_zero).to(rows.dtype)
 
 
-@_full_precision
+@full_precision
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:
     """Squared Euclidean distance between L2-normalised rows: [N, D], [K, D] → [N, K], each in [0, 4].
 
@@ -118,13 +121,13 @@ def class_correlation_loss(dictionary: Tensor, margin: float = 2.0) -> Tensor:
     return torch.relu(dictionary_distance(dictionary) - margin).mean()
 
 
-def _mean(losses: Tensor, weight: Tensor | None) -> Tensor:
+def batch_mean(losses: Tensor, weight: Tensor | None) -> Tensor:
     """Mean over the batch, each sample times its weight. Weights are expected to average one over the
     training set, so dividing by N (and not by their sum) keeps every rank's share of a batch exact."""
     return losses.mean() if weight is None else (losses * weight).mean()
 
 
-@_full_precision
+@full_precision
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
     """Cross entropy of [N, K] logits with class indices [N] or target distributions [N, K] → scalar.
 
@@ -133,10 +136,10 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None = None) 
     >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2]))
     tensor(1.3863)
     """
-    return _mean(F.cross_entropy(logits, labels, reduction="none"), weight)
+    return batch_mean(F.cross_entropy(logits, labels, reduction="none"), weight)
 
 
-@_full_precision
+@full_precision
 def kl_to_target(logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
     """``KL(p ‖ softmax(z)) = Σ_k p_k (log p_k − log softmax(z)_k)``: summed over classes, mean over the batch.
 
@@ -146,9 +149,10 @@ def kl_to_target(logits: Tensor, target: Tensor, weight: Tensor | None = None) -
     tensor(1.3863)
     """
     losses = F.kl_div(F.log_softmax(logits, dim=1), target, reduction="none").sum(dim=1)
-    return _mean(losses, weight)
+    return batch_mean(losses, weight)
 
 
+@full_precision
 def rows_of(table: Tensor, labels: Tensor) -> Tensor:
     """The rows of a [K, K] table of label distributions that belong to a batch → [N, K].
 
@@ -158,6 +162,22 @@ def rows_of(table: Tensor, labels: Tensor) -> Tensor:
     tensor([[0.2000, 0.8000]])
     """
     return labels.to(table.dtype) @ table if labels.is_floating_point() else table[labels]
+
+
+@full_precision
+def log_complement(logits: Tensor) -> Tensor:
+    """``log(1 − softmax(z)_k)`` of every class, finite however sure the prediction is: [N, K] → [N, K].
+
+    Only the largest probability can come near one. For that class the others' ``logsumexp`` is taken, which
+    no rounding turns into ``log 0``; the rest are at most a half, where ``log1p`` is exact.
+
+    >>> log_complement(torch.tensor([[0.0, 0.0], [1000.0, 0.0]]))[:, 0]
+    tensor([-6.9315e-01, -1.0000e+03])
+    """
+    largest = logits.argmax(dim=1, keepdim=True)
+    others = logits.scatter(1, largest, -torch.inf).logsumexp(dim=1, keepdim=True)
+    at_most_half = torch.softmax(logits, dim=1).scatter(1, largest, 0.0)
+    return torch.log1p(-at_most_half).scatter(1, largest, others - logits.logsumexp(dim=1, keepdim=True))
 
 
 def smoothed_labels(num_classes: int, epsilon: float, prior: Tensor | None = None) -> Tensor:
