@@ -11,8 +11,16 @@ from typing import Any
 from cclnet.errors import InputError, unknown
 from cclnet.methods.base import Classes, Loss, Method
 from cclnet.methods.ccl import CCL
+from cclnet.methods.confidence_penalty import ConfidencePenalty
+from cclnet.methods.focal import Focal
 from cclnet.methods.hard import Hard
+from cclnet.methods.label_relaxation import LabelRelaxation
 from cclnet.methods.lsr import LSR
+from cclnet.methods.margin_smoothing import MarginSmoothing
+from cclnet.methods.maxsup import MaxSup
+from cclnet.methods.online_smoothing import OnlineSmoothing
+from cclnet.methods.ordinal import Ordinal
+from cclnet.methods.teacher_free import TeacherFree
 
 __all__ = ["METHODS", "Classes", "Loss", "Method", "build_method", "method_card", "method_settings"]
 
@@ -25,6 +33,15 @@ METHODS: dict[str, Callable[..., Method]] = {
     "lsr-u5": partial(LSR, epsilon=0.5228, prior=False),
     "lsr-a1": partial(LSR, epsilon=0.1, prior=True),
     "lsr-a5": partial(LSR, epsilon=0.5228, prior=True),
+    # The rivals, with their papers' defaults.
+    "ols": OnlineSmoothing,
+    "tf-kd": TeacherFree,
+    "mbls": MarginSmoothing,
+    "maxsup": MaxSup,
+    "label-relaxation": LabelRelaxation,
+    "confidence-penalty": ConfidencePenalty,
+    "focal": Focal,
+    "ordinal": Ordinal,
 }
 
 

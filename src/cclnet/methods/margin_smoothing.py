@@ -1,0 +1,47 @@
+"""Margin-based label smoothing (Liu et al. 2022): logits may part, but only so far."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from cclnet import functional
+from cclnet.errors import InputError
+from cclnet.head import check_labels
+from cclnet.methods.base import Classes, Loss, Method
+
+
+class MarginSmoothing(Method):
+    """``L = CE(q, y) + α · 1/K Σ_k relu(max_j z_j − z_k − m)``."""
+
+    def __init__(self, classes: Classes, alpha: float = 0.1, margin: float = 10.0) -> None:
+        super().__init__(classes)
+        if not 0.0 <= alpha < math.inf:
+            raise InputError(f"alpha, the weight of the penalty, must not be negative, got {alpha}. Usual is 0.1.")
+        if not margin >= 0.0:
+            raise InputError(f"margin, a difference of logits, must not be negative, got {margin}. Usual is 10.")
+        self.alpha = alpha
+        self.margin = margin
+
+    def forward(
+        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
+    ) -> Loss:
+        check_labels(labels, len(logits), self.classes.num_classes)
+        return Loss.of(
+            cross_entropy=functional.cross_entropy(logits, labels, weight),
+            margin=self.alpha * margin_penalty(logits, self.margin, weight),
+        )
+
+
+@functional.full_precision
+def margin_penalty(logits: Tensor, margin: float = 10.0, weight: Tensor | None = None) -> Tensor:
+    """``1/K Σ_k relu(max_j z_j − z_k − m)``, mean over the batch: [N, K] → scalar. The maximum carries
+    gradient. ``weight`` [N] weighs the samples.
+
+    >>> margin_penalty(torch.tensor([[14.0, 2.0]]))
+    tensor(1.)
+    """
+    gaps = logits.amax(dim=1, keepdim=True) - logits
+    return functional.batch_mean(torch.relu(gaps - margin).mean(dim=1), weight)
