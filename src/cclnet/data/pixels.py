@@ -1,0 +1,217 @@
+"""One image file to RGB pixels, whatever is in it: what a viewer would show, or an error that names the file."""
+
+from __future__ import annotations
+
+import io
+import struct
+import threading
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
+
+from cclnet.errors import InputError
+
+RGB = npt.NDArray[np.uint8]
+
+# Past this an image is refused by its header, before a byte is decoded: 600 MB as RGB, 14,142 pixels square.
+MAX_PIXELS = 200_000_000
+
+# Only formats that store pixels. Others that Pillow knows run an interpreter (EPS) or fetch other files.
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF", "MPO")
+SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".gif", ".ppm", ".pgm",
+     ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".dcm", ".dicom")
+)  # fmt: skip
+_JPEG = ("JPEG", "MPO")  # MPO: a phone's JPEG with further pictures behind the first
+
+# What Pillow's decoders raise when a file is broken; anything else is a fault of ours and shall be seen.
+_BROKEN = (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, OverflowError, MemoryError,
+           struct.error, zlib.error, Image.DecompressionBombError)  # fmt: skip
+_PILLOW_LIMIT = threading.Lock()
+
+
+class UnreadableImage(InputError):
+    """An image file that cannot be used. Carries ``path`` and ``reason``, so that many are listed at once."""
+
+    def __init__(self, path: str | Path, reason: str) -> None:
+        super().__init__(path, reason)  # the arguments as they are, so that it travels between processes
+        self.path = Path(path)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot read {self.path}: {self.reason}"
+
+
+def read_image(path: str | Path, *, min_short_side: int | None = None, max_pixels: int = MAX_PIXELS) -> RGB:
+    """The pixels of an image file as RGB, uint8 [H, W, 3], upright.
+
+    EXIF orientation is applied. Grey becomes three equal channels; 16 bits are scaled to 8, white to white. Transparent
+    pixels are laid on black, which is what "no signal" looks like in medical images and what padding gives later on.
+    Colour profiles are left alone. Of an animation or a file of pages the first picture is taken; DICOM with several
+    frames is refused.
+
+    ``min_short_side`` allows a large JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, which is several times
+    faster, as long as the short side stays at least this long. Other formats ignore it.
+
+    Raises :class:`UnreadableImage` for a file that is missing, truncated, not an image, or larger than
+    ``max_pixels`` by its header.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UnreadableImage(path, error.strerror or str(error)) from error
+    if _is_dicom(path, content[:132]):
+        from cclnet.data.dicom import read_dicom
+
+        return read_dicom(path, io.BytesIO(content), max_pixels)
+    image = _open(path, io.BytesIO(content), max_pixels)
+    scale = _jpeg_scale(image, min_short_side)
+    try:
+        if (fast := _decode_jpeg(content, image, scale)) is not None:
+            return fast
+        if scale > 1:
+            image.draft(None, (image.width // scale, image.height // scale))
+        image.load()
+        return _to_rgb(path, ImageOps.exif_transpose(image))
+    except UnreadableImage:
+        raise
+    except _BROKEN as error:
+        raise UnreadableImage(path, _reason(error)) from error
+
+
+def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+    """Height and width of the upright image, from the header alone."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            start = file.read(132)
+            file.seek(0)
+            if _is_dicom(path, start):
+                from cclnet.data.dicom import dicom_size
+
+                return dicom_size(path, file)
+            image = _open(path, file, max_pixels)
+            # A TIFF that Pillow turns by itself has its size turned already.
+            turned = _orientation(image) >= 5 and image.format != "TIFF"
+            return (image.width, image.height) if turned else (image.height, image.width)
+    except OSError as error:
+        raise UnreadableImage(path, error.strerror or str(error)) from error
+
+
+def _is_dicom(path: Path, start: bytes) -> bool:
+    return start[128:132] == b"DICM" or path.suffix.lower() in (".dcm", ".dicom")
+
+
+def _open(path: Path, file: BinaryIO, max_pixels: int) -> ImageFile.ImageFile:
+    """Read the header and refuse what is too large. Pillow's own limit, which is one for the whole process and
+    warns before it refuses, is lifted for as long as the header is read.
+    """
+    with _PILLOW_LIMIT:
+        pillow_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            image = Image.open(file, formats=FORMATS)
+        except _BROKEN as error:
+            raise UnreadableImage(path, _reason(error)) from error
+        finally:
+            Image.MAX_IMAGE_PIXELS = pillow_limit
+    check_size(path, image.height, image.width, max_pixels)
+    return image
+
+
+def check_size(path: Path, height: int, width: int, max_pixels: int) -> None:
+    """Refuse an image that a header of a few bytes could blow up to more than the memory holds."""
+    if height * width > max_pixels:
+        raise UnreadableImage(
+            path,
+            f"its header says {width:,} x {height:,} pixels, more than the limit of {max_pixels:,} (max_pixels)",
+        )
+    if height * width == 0:
+        raise UnreadableImage(path, f"its header says {width} x {height} pixels")
+
+
+def _jpeg_scale(image: ImageFile.ImageFile, min_short_side: int | None) -> int:
+    """The largest of 8, 4, 2, 1 that a JPEG can be shrunk by while decoding and keep its short side."""
+    if min_short_side is None or image.format not in _JPEG:
+        return 1
+    return next((s for s in (8, 4, 2) if min(image.size) // s >= min_short_side), 1)
+
+
+def _decode_jpeg(content: bytes, image: ImageFile.ImageFile, scale: int) -> RGB | None:
+    """A plain JPEG by simplejpeg, which is a little faster and gives the same bits; None to let Pillow do it.
+
+    Pillow also judges what simplejpeg is not sure of: stray bytes are harmless, a missing end is not.
+    """
+    if image.format not in _JPEG or image.mode not in ("RGB", "L"):
+        return None
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    width, height = image.size
+    try:
+        pixels = simplejpeg.decode_jpeg(content, min_height=-(-height // scale), min_width=-(-width // scale))
+    except ValueError:
+        return None
+    return _turn(pixels, _orientation(image))
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation 1..8. A broken EXIF block costs the orientation, not the image, as in every viewer."""
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except _BROKEN:
+        return 1
+    return value if value in range(1, 9) else 1
+
+
+def _turn(pixels: RGB, orientation: int) -> RGB:
+    """Set pixels upright: 2 to 4 mirror or turn by 180 degrees, 5 to 8 also swap rows with columns."""
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
+
+
+def _to_rgb(path: Path, image: Image.Image) -> RGB:
+    if image.mode.startswith("I") or image.mode == "F":
+        return grey_to_rgb(_scale_deep(path, np.asarray(image)))
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        see_through = image.convert("LA").convert("RGBA") if image.mode == "La" else image.convert("RGBA")
+        on_black = Image.new("RGB", image.size)
+        on_black.paste(see_through, mask=see_through.getchannel("A"))
+        return np.array(on_black)
+    return np.array(image.convert("RGB"))
+
+
+def _scale_deep(path: Path, values: npt.NDArray[np.generic]) -> RGB:
+    """Grey of 16 bits (65535 is white) or floats (1.0 is white) to 8 bits. Pillow alone would clip at 255."""
+    low, high = float(values.min()), float(values.max())
+    white = 1.0 if values.dtype.kind == "f" else 65535.0
+    if not (low >= 0 and high <= white):
+        raise UnreadableImage(
+            path,
+            f"its pixels go from {low:g} to {high:g}, where 0 should be black and {white:g} white. "
+            "Save it with 8 or 16 bits a channel",
+        )
+    return np.rint(values.astype(np.float64) * (255.0 / white)).astype(np.uint8)
+
+
+def grey_to_rgb(grey: npt.NDArray[np.uint8]) -> RGB:
+    """[H, W] to [H, W, 3]."""
+    return np.repeat(grey[:, :, None], 3, axis=2)
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in words for the person who has the file."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image in a format that is known here, whatever its name says"
+    text = str(error) or type(error).__name__
+    return f"the file is broken or cut off ({text})"
