@@ -52,7 +52,7 @@ class OnlineSmoothing(Method):
     @torch.no_grad()
     def remember(self, logits: Tensor, labels: Tensor) -> None:
         """Add the predictions that were right to the rows of their classes. A mixed image counts for the class
-        it was predicted as, by that class's share in it."""
+        it was predicted as, by that class's share in it. Sample weights do not count here."""
         seen = sum_of_right_predictions(logits, labels)
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(seen)
