@@ -1,0 +1,242 @@
+"""How fast training is on the device at hand, against its ceiling and against what people would do instead.
+
+- ceiling: forward, backward, clipping and update of the same network, in the same precision and compiled the same
+  way, on one fixed batch that is already on the device;
+- ours: whole epochs as ``cclnet train`` runs them, from decoded images to updated weights, hard labels and CCL;
+- reference: torchvision transforms in a DataLoader over the image files with as many workers as there are cores,
+  the same timm model, mixed precision on a GPU, the same batch size.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
+
+from cclnet.data.table import ImageTable
+from cclnet.methods import Loss
+from cclnet.training.loop import Training, make_optimizer
+from cclnet.training.prepare import PreparedData, make_fabric, make_network, prepare_data
+from cclnet.training.run_folder import RunFolder, versions
+from cclnet.training.settings import Settings
+
+
+def benchmark(
+    settings: Settings, backbones: Sequence[str], epochs: int = 4, repeats: int = 5, accelerator: str = "auto"
+) -> dict[str, Any]:
+    """Measure each backbone; returns images per second and the ratios people ask about.
+
+    ``settings.data`` is any data set; ``epochs`` whole epochs are timed after one for warming up (compiling and
+    capturing happen in it), and the ceiling is the median of ``repeats`` timings.
+    """
+    console = Console(stderr=True)
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        fabric = make_fabric(settings, accelerator=accelerator)
+        data = prepare_data(settings, RunFolder(scratch), fabric)
+        files = _as_files(data.table, Path(scratch) / "files")
+        for backbone in backbones:
+            row: dict[str, Any] = {"backbone": backbone}
+            for method in ("hard", "ccl"):
+                console.print(f"{backbone}: {method}, whole epochs …", highlight=False)
+                chosen = replace(settings, backbone=backbone, method=method, epochs=epochs + 1)
+                timed = _epochs(chosen, data, Path(scratch) / f"{backbone}-{method}", accelerator)
+                row[method] = statistics.median(timed["images_per_second"][1:])
+                row[f"{method}_epochs"] = timed["images_per_second"]
+                row[f"{method}_first_step_seconds"] = timed["first_step_seconds"]
+            console.print(f"{backbone}: ceiling …", highlight=False)
+            row["ceiling"] = _ceiling(replace(settings, backbone=backbone, method="hard"), data, repeats, accelerator)
+            console.print(f"{backbone}: reference …", highlight=False)
+            row["reference"] = _reference(replace(settings, backbone=backbone), data, files, fabric.device)
+            row["of_ceiling"] = row["hard"] / row["ceiling"]
+            row["ccl_over_hard"] = row["hard"] / row["ccl"]
+            row["over_reference"] = row["hard"] / row["reference"]
+            rows.append(row)
+    device = fabric.device
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "settings": {
+            "batch_size": settings.batch_size, "crop": settings.augment.crop, "seed": settings.seed,
+            "images": len(data.rows("train")), "precision": str(fabric._precision.precision),
+            "epochs": epochs, "repeats": repeats,
+        },
+        "rows": rows,
+    }  # fmt: skip
+
+
+def _epochs(settings: Settings, data: PreparedData, scratch: Path, accelerator: str) -> dict[str, Any]:
+    fabric = make_fabric(settings, accelerator=accelerator)
+    run = RunFolder(scratch)
+    scratch.mkdir(parents=True)
+    began = time.monotonic()
+    training = Training(settings, run, fabric, data)
+    batch = next(iter(training.loader.epoch(0)))
+    training.step(batch)
+    if fabric.device.type == "cuda":
+        torch.cuda.synchronize()
+    first = time.monotonic() - began
+    training.fit(progress=False)
+    return {
+        "first_step_seconds": first,
+        "images_per_second": [record["images_per_second"] for record in training.records],
+    }
+
+
+def _ceiling(settings: Settings, data: PreparedData, repeats: int, accelerator: str) -> float:
+    """Images per second of the network alone, on a fixed batch; the median of repeated timings."""
+    fabric = make_fabric(settings, accelerator=accelerator)
+    on_gpu = fabric.device.type == "cuda"
+    compiled = on_gpu if settings.compile is None else settings.compile
+    network = make_network(settings, data).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = make_optimizer(settings, network, on_gpu)
+    wrapped = fabric.setup_module(torch.compile(network) if compiled else network)
+    optimizer.param_groups[0]["params"] = list(network.classifier.parameters())
+    size = settings.augment.crop
+    images = torch.randn(settings.batch_size, 3, size, size, device=fabric.device)
+    images = images.to(memory_format=torch.channels_last)
+    labels = torch.randint(data.table.num_classes, (settings.batch_size,), device=fabric.device)
+
+    def gradients() -> None:
+        loss: Loss = wrapped(images, labels)
+        fabric.backward(loss.total)
+        if settings.clip > 0:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
+
+    replay = _captured(gradients, optimizer) if on_gpu and compiled else None
+
+    def step() -> None:
+        if replay is None:
+            optimizer.zero_grad()
+            gradients()
+        else:
+            replay.replay()
+        optimizer.step()
+
+    return _rate(step, settings.batch_size, repeats, on_gpu)
+
+
+def _captured(work: Any, optimizer: torch.optim.Optimizer) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            optimizer.zero_grad(set_to_none=True)
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    optimizer.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
+def _rate(step: Any, images: int, repeats: int, on_gpu: bool) -> float:
+    """Images per second: steps for about a second, a few times over, after a warm-up."""
+    for _ in range(3):
+        step()
+    count, rates = 1, []
+    while len(rates) < repeats:
+        if on_gpu:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(count):
+            step()
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - began
+        if seconds < 0.5:
+            count *= 2
+        else:
+            rates.append(count * images / seconds)
+    return statistics.median(rates)
+
+
+def _as_files(table: ImageTable, folder: Path) -> list[Path]:
+    """The images as files, as a DataLoader reads them; arrays are written as JPEG first."""
+    if not isinstance(table.images, np.ndarray):
+        return list(table.images)
+    folder.mkdir(parents=True)
+    paths = [folder / f"{i}.jpg" for i in range(len(table))]
+    for path, pixels in zip(paths, table.images, strict=True):
+        Image.fromarray(pixels).save(path, quality=92)
+    return paths
+
+
+class _Files(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    def __init__(self, paths: Sequence[Path], labels: Sequence[int], transform: Any) -> None:
+        self.paths, self.labels, self.transform = paths, labels, transform
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        with Image.open(self.paths[index]) as image:
+            return self.transform(image.convert("RGB")), self.labels[index]
+
+
+def _reference(settings: Settings, data: PreparedData, files: Sequence[Path], device: torch.device) -> float:
+    """What a user would write: torchvision v2, DataLoader, timm, autocast, SGD. One epoch after a warm-up."""
+    from torchvision.transforms import v2
+
+    augment = settings.augment
+    transform = v2.Compose(
+        [
+            v2.Resize(settings.short_side),
+            v2.RandomCrop(augment.crop),
+            v2.RandomHorizontalFlip(),
+            v2.RandomVerticalFlip(),
+            v2.ColorJitter(augment.brightness, augment.contrast, augment.saturation, augment.hue),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(list(settings.mean), list(settings.std)),
+        ]
+    )
+    rows = data.rows("train")
+    labels = [int(data.table.labels[i]) for i in rows]
+    workers = os.cpu_count() or 1
+    on_gpu = device.type == "cuda"
+    loader = torch.utils.data.DataLoader(
+        _Files([files[i] for i in rows], labels, transform),
+        settings.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        pin_memory=on_gpu,
+        persistent_workers=True,
+    )
+    model = timm.create_model(settings.backbone, num_classes=data.table.num_classes).to(device).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+
+    def steps() -> Iterator[int]:
+        for images, labels in loader:
+            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+                loss = torch.nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            yield len(images)
+
+    list(steps())  # workers started, files in the page cache, cuDNN warm
+    if on_gpu:
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    count = sum(steps())
+    if on_gpu:
+        torch.cuda.synchronize()
+    return count / (time.perf_counter() - began)

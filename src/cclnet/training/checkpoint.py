@@ -1,0 +1,67 @@
+"""Checkpoints: written whole, the last two kept, loaded without pickled code."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cclnet.errors import InputError
+from cclnet.files import write_whole
+
+KEPT = 2
+_NAME = re.compile(r"epoch-(\d{6})-step-(\d{8})\.pt")
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    found = folder.glob("epoch-*-step-*.pt") if folder.is_dir() else ()
+    return sorted(path for path in found if _NAME.fullmatch(path.name))
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any], epoch: int, step: int) -> Path:
+    """Write the state reached after ``epoch`` whole epochs and ``step`` steps of the next, then drop all but
+    the last two. If it cannot be written, the error names the checkpoint that still stands."""
+    path = folder / f"epoch-{epoch:06d}-step-{step:08d}.pt"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda file: torch.save(state, file))
+    except (OSError, InputError, RuntimeError) as error:  # torch's writer reports a full disk as RuntimeError
+        standing = checkpoints(folder)
+        kept = f"{standing[-1]} still stands and can be resumed" if standing else "there is no earlier one"
+        raise InputError(f"the checkpoint {path.name} could not be written ({error}); {kept}.") from error
+    for old in checkpoints(folder)[:-KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Load a checkpoint; files that carry anything but tensors and plain values are refused."""
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(
+            f"{path} is refused: it is damaged, or holds pickled objects, which could run code. "
+            "Only checkpoints written by cclnet are loaded."
+        ) from error
+    except (RuntimeError, EOFError, OSError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+    if not isinstance(state, dict) or "network" not in state:
+        raise InputError(f"{path} is not a cclnet checkpoint.")
+    return state
+
+
+def load_latest(folder: Path, device: torch.device | str = "cpu") -> dict[str, Any] | None:
+    """The newest checkpoint of a run, or None where there is none. One that cannot be read is not skipped in
+    silence: the error says which older one could be used instead."""
+    found = checkpoints(folder)
+    if not found:
+        return None
+    try:
+        return load_checkpoint(found[-1], device)
+    except InputError as error:
+        older = f" Remove it to go on from {found[-2].name}." if len(found) > 1 else ""
+        raise InputError(f"{error}{older}") from error

@@ -1,0 +1,179 @@
+"""What a run needs before its first step: Fabric, the data, the network."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from cclnet.data.decode import DecodedImages, decode
+from cclnet.data.loader import Loader
+from cclnet.data.sources import open_data
+from cclnet.data.split import make_split, read_split, write_split
+from cclnet.data.table import ImageTable
+from cclnet.errors import InputError
+from cclnet.network import CCLNet
+from cclnet.training.run_folder import RunFolder
+from cclnet.training.settings import Settings
+
+
+def make_fabric(settings: Settings, devices: int | None = None, accelerator: str = "auto") -> Fabric:
+    """Fabric for this process. Under torchrun or SLURM the number of devices and nodes is theirs to say."""
+    nodes = 1
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = int(os.environ["WORLD_SIZE"]) // devices
+    elif int(os.environ.get("SLURM_NTASKS", "1")) > 1 and os.environ.get("SLURM_JOB_NAME") != "bash":
+        nodes = int(os.environ["SLURM_NNODES"])
+        devices = int(os.environ["SLURM_NTASKS"]) // nodes
+    count = devices or 1
+    on_gpu = torch.cuda.is_available() and accelerator in ("auto", "cuda", "gpu")
+    auto = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    precision = {"auto": auto, "32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}[settings.precision]
+    strategy = "ddp" if count * nodes > 1 else "auto"
+    return Fabric(accelerator, strategy, devices=count, num_nodes=nodes, precision=precision)  # type: ignore[arg-type]
+
+
+def make_deterministic() -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """The table, its split, and the decoded images."""
+
+    table: ImageTable
+    parts: npt.NDArray[np.str_]
+    images: DecodedImages
+
+    def rows(self, part: str) -> npt.NDArray[np.intp]:
+        return np.flatnonzero(self.parts == part)
+
+
+def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric, cache_dir: Path | None = None) -> PreparedData:
+    """Read the table, split it (or take the split of the run that is resumed), decode it once."""
+    columns = {
+        name: value
+        for name in ("image_column", "label_column", "group_column", "part_column")
+        if (value := getattr(settings, name))
+    }
+    with fabric.rank_zero_first():  # the others find the split and the decoded images made
+        table = open_data(settings.data, **columns)
+        if run.split.exists():
+            parts = read_split(run.split, table)
+        else:
+            parts = make_split(table, settings.split)
+            write_split(run.split, table, parts)
+        images = decode(table, settings.short_side, cache_dir=cache_dir, progress=fabric.is_global_zero)
+    for part in ("train", "val"):
+        if not (parts == part).any() and not (part == "val" and (parts == "test").any()):
+            raise InputError(f"the split has no images in its part '{part}': choose other shares.")
+    return PreparedData(table, parts, images)
+
+
+def train_loader(settings: Settings, data: PreparedData, fabric: Fabric) -> Loader:
+    rows = data.rows("train")
+    weights = None
+    if settings.class_weights:
+        if data.table.multilabel:
+            raise InputError("class_weights balance single labels; this set has several labels an image.")
+        # Mean one over the training images, so that the size of the loss does not change.
+        counts = np.maximum(data.table.class_counts(rows), 1)
+        weights = (len(rows) / (np.count_nonzero(data.table.class_counts(rows)) * counts))[data.table.labels]
+    return Loader(
+        data.images,
+        data.table.labels,
+        rows,
+        batch_size=settings.batch_size,
+        augment=settings.augment,
+        crop=settings.augment.crop,
+        seed=settings.seed,
+        device=fabric.device,
+        resident=settings.resident,
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
+        drop_last=True,
+        weights=weights,
+        balanced=settings.balanced_sampling,
+    )
+
+
+def test_loader(settings: Settings, data: PreparedData, rows: npt.NDArray[np.intp], fabric: Fabric) -> Loader:
+    return Loader(
+        data.images,
+        data.table.labels,
+        rows,
+        batch_size=settings.batch_size,
+        augment=None,
+        crop=settings.augment.crop,
+        seed=settings.seed,
+        device=fabric.device,
+        resident=settings.resident,
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
+        drop_last=False,
+    )
+
+
+def make_network(settings: Settings, data: PreparedData) -> CCLNet:
+    """The network with its first weights, the same on every rank."""
+    torch.manual_seed(settings.seed)
+    network = CCLNet(
+        settings.backbone,
+        data.table.num_classes,
+        settings.method,
+        pretrained=settings.pretrained,
+        class_counts=data.table.class_counts(data.rows("train")).tolist(),
+        method_settings=settings.method_settings,
+    )
+    if settings.weights:
+        load_weights(network, Path(settings.weights))
+    return network
+
+
+def load_weights(network: CCLNet, path: Path) -> None:
+    """Start from weights of a file. Those of another number of classes keep their backbone: the classifier then
+    starts anew; any other mismatch is listed by name."""
+    if not path.exists():
+        raise InputError(f"there is no weights file {path}.")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        state: Any = load_file(path)
+    else:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # noqa: BLE001 - whatever torch raises, the file is not a plain state dict
+            raise InputError(f"{path} is refused: not a plain state dict ({error}).") from error
+        state = state.get("state_dict", state) if isinstance(state, dict) else state
+    if not isinstance(state, dict):
+        raise InputError(f"{path} holds no state dict.")
+    target = network.classifier.model if hasattr(network.classifier, "model") else network.classifier
+    own = target.state_dict()
+    classifier = {name for name in own if name.startswith(_classifier_prefix(target))}
+    fits = {name: value for name, value in state.items() if name in own and value.shape == own[name].shape}
+    missing = sorted(set(own) - set(fits) - classifier)
+    odd = sorted(
+        f"{name} {list(value.shape)}" for name, value in state.items() if name not in fits and name not in classifier
+    )
+    if missing or odd:
+        raise InputError(
+            f"{path} does not fit backbone: {len(missing)} weights missing or of another shape "
+            f"({', '.join(missing[:8])}…), {len(odd)} not used ({', '.join(odd[:8])}…)."
+        )
+    target.load_state_dict(fits, strict=False)
+
+
+def _classifier_prefix(model: nn.Module) -> str:
+    config = getattr(model, "default_cfg", None) or {}
+    name = config.get("classifier", "classifier")
+    return f"{name if isinstance(name, str) else name[0]}."

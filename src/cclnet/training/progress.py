@@ -1,0 +1,111 @@
+"""What a person sees of a run while it trains: a live bar, a line an epoch, TensorBoard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
+
+from cclnet.training.run_folder import RunFolder
+
+PACE = 0.5  # seconds between two looks at the running loss, each of which waits for the device
+
+
+class Display:
+    """Live progress on a terminal, plain lines elsewhere; silent on all ranks but the first."""
+
+    def __init__(self, run: RunFolder, epochs: int, steps: int, done: int, shown: bool, written: bool) -> None:
+        self.epochs = epochs
+        self.steps = steps
+        self.written = written
+        self.console = Console(quiet=not shown)
+        self.live = shown and self.console.is_terminal
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[words]}"),
+            console=self.console,
+            disable=not self.live,
+            transient=True,
+        )
+        self.task = self.progress.add_task("training", total=epochs * steps, completed=done, words="")
+        self.run = run
+        self.writer: Any = None
+        self._looked = time.monotonic()
+
+    def __enter__(self) -> Display:
+        if self.written:
+            from torch.utils.tensorboard import SummaryWriter
+
+            done = len(self.run.read_metrics())
+            self.writer = SummaryWriter(str(self.run.tensorboard), purge_step=done + 1 if done else None)
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+        if self.writer is not None:
+            self.writer.close()
+
+    def step(self, epoch: int, step: int, images: int, since: float, sums: Tensor, words: str) -> float | None:
+        """After step number ``step`` of an epoch (0 the first): move the bar, at its own pace. Returns the mean loss
+        so far where it was looked at."""
+        if not self.live or time.monotonic() - self._looked < PACE:
+            return None
+        self._looked = time.monotonic()
+        loss = float(sums[0]) / (step + 1)
+        rate = images / max(time.monotonic() - since, 1e-9)
+        self.progress.update(
+            self.task,
+            description=f"epoch {epoch + 1}/{self.epochs}",
+            completed=epoch * self.steps + step + 1,
+            words=f"{rate:,.0f} images/s  loss {loss:.3f}  {words}",
+        )
+        return loss
+
+    def epoch(self, record: Mapping[str, float], matrix: Tensor | None, classes: Sequence[str], words: str) -> None:
+        """After an epoch: one line, and TensorBoard's scalars and matrix."""
+        epoch = int(record["epoch"])
+        accuracy = f"  val accuracy {record['val_accuracy']:.4f}" if "val_accuracy" in record else ""
+        self.console.print(
+            f"epoch {epoch:>4}/{self.epochs}  loss {record['loss']:.4f}{accuracy}  "
+            f"{record['images_per_second']:,.0f} images/s  {words}",
+            highlight=False,
+        )
+        if self.writer is None:
+            return
+        for name, value in record.items():
+            if name != "epoch":
+                self.writer.add_scalar(name, value, epoch)
+        if matrix is not None and (epoch == 1 or epoch % max(self.epochs // 20, 1) == 0 or epoch == self.epochs):
+            self.writer.add_image("soft labels", matrix_image(matrix), epoch, dataformats="HWC")
+        self.writer.flush()
+
+
+def matrix_image(matrix: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A [K, K] matrix as a picture, each cell at least 16 pixels wide, [H, W, 3]."""
+    from matplotlib import colormaps
+
+    values = matrix.float().cpu().numpy()
+    cell = max(16, 224 // len(values))
+    colours = colormaps["viridis"](values / max(float(values.max()), 1e-12))[..., :3]
+    return np.kron((colours * 255).astype(np.uint8), np.ones((cell, cell, 1), dtype=np.uint8))
+
+
+def softness_in_words(logged: Mapping[str, float], collapse: float) -> str:
+    if "softness" not in logged:
+        return ""
+    frozen = "  frozen" if logged.get("frozen") else ""
+    return f"softness {logged['softness']:.3f} (collapse {collapse:.3f}){frozen}"

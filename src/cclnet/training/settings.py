@@ -1,0 +1,227 @@
+"""Settings of a run: frozen dataclasses, read from TOML, overridden by name, written back whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cclnet.data.augment import AugmentSettings
+from cclnet.data.split import SplitSettings
+from cclnet.errors import InputError, unknown
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a run. The defaults are the paper's values where it gives them."""
+
+    # data
+    data: str = "synthetic"  # a path, or synthetic[:settings]
+    short_side: int = 256  # images are decoded once to this short side
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    split: SplitSettings = field(default_factory=SplitSettings)
+    augment: AugmentSettings = field(default_factory=AugmentSettings)
+    image_column: str = ""  # columns of a CSV manifest; empty: found by their usual names
+    label_column: str = ""
+    group_column: str = ""
+    part_column: str = ""
+    # network and method
+    backbone: str = "resnet18"
+    pretrained: bool = False  # timm's pretrained weights
+    weights: str = ""  # a .safetensors file, or a state dict without pickled code
+    method: str = "ccl"
+    method_settings: dict[str, Any] = field(default_factory=dict)
+    # optimisation
+    epochs: int = 160
+    batch_size: int = 128  # over all devices together
+    optimizer: str = "sgd"  # sgd | adamw
+    lr: float = 0.1
+    lr_ccl: float = 0.0005  # of the method's own parameters
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    clip: float = 1.0  # largest gradient norm of each parameter group; 0 for none
+    schedule: str = "step"  # step | cosine | constant
+    drops: tuple[float, ...] = (0.5, 0.75)  # where the rate is multiplied by drop_factor, as shares of the epochs
+    drop_factor: float = 0.1
+    warmup_epochs: float = 0.0
+    ema: float = 0.0  # decay of an exponential average of the weights, which is then what is tested; 0 for none
+    class_weights: bool = False  # weigh samples by 1 / class frequency
+    balanced_sampling: bool = False  # draw classes equally often
+    batch_norm: str = "batch"  # batch | sync (over devices) | frozen
+    # running
+    seed: int = 0
+    precision: str = "auto"  # auto | 32 | bf16 | 64
+    compile: bool | None = None  # none: on for a GPU, off for a CPU
+    resident: bool | None = None  # images kept on the device; none: when they fit
+    deterministic: bool = False
+    validate_every: int = 1  # epochs
+    max_minutes: float = 0.0  # stop after so long; 0 for never
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InputError(f"setting {name} must lie in {low} … {high}, got {value}.")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise unknown(f"value of setting {name}", getattr(self, name), choices)
+        if any(not 0.0 < drop < 1.0 for drop in self.drops) or list(self.drops) != sorted(self.drops):
+            raise InputError(f"drops must be rising shares of the epochs between 0 and 1, got {self.drops}.")
+        if self.class_weights and self.balanced_sampling:
+            raise InputError("class_weights and balanced_sampling both balance the classes: choose one.")
+        if self.augment.crop > self.short_side:
+            raise InputError(
+                f"augment.crop is {self.augment.crop} but images have a short side of {self.short_side}: "
+                "make the crop smaller or short_side larger."
+            )
+
+
+_BIG = 10**9
+_RANGES: list[tuple[str, float, float]] = [
+    ("epochs", 1, _BIG), ("batch_size", 2, _BIG), ("lr", 0, _BIG), ("lr_ccl", 0, _BIG), ("momentum", 0, 1),
+    ("weight_decay", 0, _BIG), ("clip", 0, _BIG), ("drop_factor", 0, 1), ("warmup_epochs", 0, _BIG),
+    ("ema", 0, 0.999999), ("validate_every", 1, _BIG), ("max_minutes", 0, _BIG), ("short_side", 8, 65536),
+]  # fmt: skip
+_CHOICES = {
+    "optimizer": ("sgd", "adamw"),
+    "schedule": ("step", "cosine", "constant"),
+    "precision": ("auto", "32", "bf16", "64"),
+    "batch_norm": ("batch", "sync", "frozen"),
+}
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The content of a TOML file, with ``augment`` and the like as tables."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"there is no settings file {path}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not valid TOML: {error}.") from error
+
+
+def make_settings(*layers: Mapping[str, Any]) -> Settings:
+    """Settings from layers of nested values, the later over the earlier. An unknown name is an error.
+
+    >>> make_settings({"lr": 0.1, "augment": {"hue": 0.1}}, {"lr": 1, "augment": {"crop": 64}}).lr
+    1.0
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        _merge(merged, layer)
+    return _build(Settings, merged, "")
+
+
+def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
+    """``name=value`` assignments as nested values; dots go into tables, values are TOML or plain words.
+
+    >>> parse_overrides(["lr=.05", "augment.crop=64", "method=hard"])
+    {'lr': 0.05, 'augment': {'crop': 64}, 'method': 'hard'}
+    """
+    nested: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.strip():
+            raise InputError(f"a setting is given as name=value, got '{assignment}'.")
+        *tables, last = name.strip().split(".")
+        place = nested
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[last] = _value(text.strip())
+    return nested
+
+
+def to_toml(settings: Settings) -> str:
+    """The settings as TOML, the way ``read_settings`` takes them back. What is None is left out."""
+    return "\n".join(_toml_lines(dataclasses.asdict(settings), "")) + "\n"
+
+
+def _toml_lines(values: Mapping[str, Any], table: str) -> list[str]:
+    plain = {key: value for key, value in values.items() if not isinstance(value, dict) and value is not None}
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items()]
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            name = f"{table}{key}"
+            lines += ["", f"[{name}]", *_toml_lines(value, f"{name}.")]
+    return lines
+
+
+def _value(text: str) -> Any:
+    number = f"0{text}" if text.startswith(".") else text  # people write .05, TOML does not
+    try:
+        return tomllib.loads(f"v = {number}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    for key, value in layer.items():
+        if isinstance(value, Mapping):
+            inner = into.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise InputError(f"setting {key} is a plain value, got a table.")
+            _merge(inner, value)
+        else:
+            into[key] = value
+
+
+def _build(kind: type[S], values: Mapping[str, Any], path: str) -> S:
+    hints = typing.get_type_hints(kind)
+    for key in values:
+        if key not in hints:
+            raise unknown("setting", f"{path}{key}", [f"{path}{name}" for name in hints])
+    return kind(**{key: _fit(hints[key], value, f"{path}{key}") for key, value in values.items()})
+
+
+def _fit(hint: Any, value: Any, name: str) -> Any:
+    """``value`` as the type of its field: tables into dataclasses, lists into tuples, whole numbers into
+    floats; anything else that does not fit is refused by name."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if not isinstance(value, Mapping):
+            raise InputError(f"setting {name} is a table, got {value!r}.")
+        return _build(hint, value, f"{name}.")
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _fit_any(typing.get_args(hint), value, name)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        inner = typing.get_args(hint)[0]
+        return tuple(_fit(inner, item, name) for item in value)
+    if origin is dict and isinstance(value, Mapping):
+        return {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)  # precision=32 on the command line
+    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    wanted = getattr(hint, "__name__", str(hint))
+    raise InputError(f"setting {name} must be {wanted}, got {value!r}.")
+
+
+def _fit_any(choices: tuple[Any, ...], value: Any, name: str) -> Any:
+    if value is None or value == "none":
+        if type(None) in choices:
+            return None
+        raise InputError(f"setting {name} cannot be left empty.")
+    errors: list[InputError] = []
+    for choice in choices:
+        if choice is not type(None):
+            try:
+                return _fit(choice, value, name)
+            except InputError as error:
+                errors.append(error)
+    raise errors[-1]
