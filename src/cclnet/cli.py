@@ -84,7 +84,7 @@ def train(
     except Interrupted as stopped:
         Console(stderr=True).print(f"[yellow]{stopped}[/yellow]", highlight=False)
         raise typer.Exit(128 + stopped.signal) from None
-    from cclnet.summary import print_summary
+    from cclnet.report.terminal import print_summary
 
     if int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0:  # one process speaks for all
         print_summary(run)
