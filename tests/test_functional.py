@@ -85,9 +85,7 @@ def test_kl_sums_over_classes_and_averages_over_the_batch() -> None:
     target[0] = torch.tensor([1.0, 0.0, 0.0, 0.0])
     target = target / target.sum(dim=1, keepdim=True)
     q = torch.softmax(logits, dim=1)
-    expected = sum(
-        float(p) * math.log(p / q[n, k]) for n in range(6) for k, p in enumerate(target[n]) if p > 0
-    )
+    expected = sum(float(p) * math.log(p / q[n, k]) for n in range(6) for k, p in enumerate(target[n]) if p > 0)
     assert float(functional.kl_to_target(logits, target)) == pytest.approx(expected / 6, abs=1e-12)
 
 

@@ -70,16 +70,17 @@ def train(
     }  # fmt: skip
     given = {name: value for name, value in named.items() if value is not None}
     overrides = parse_overrides(set_ or [])
-    settings = None
     if resume is None:
         base = read_settings(recipe) if recipe else {} if data else quick_start()
         settings = make_settings(base, given, overrides)
-        out = out or free_name(Path("runs"), settings)
+        folder = out or free_name(Path("runs"), settings)
     elif out or recipe or given or overrides:
         raise InputError("--resume goes on with the settings of the run: give no others beside it.")
+    else:
+        settings, folder = None, resume
     try:
         run = run_training(
-            settings, resume or out, devices=devices, accelerator=accelerator, cache_dir=cache_dir, progress=not quiet
+            settings, folder, devices=devices, accelerator=accelerator, cache_dir=cache_dir, progress=not quiet
         )
     except Interrupted as stopped:
         Console(stderr=True).print(f"[yellow]{stopped}[/yellow]", highlight=False)

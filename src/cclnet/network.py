@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class TimmClassifier(nn.Module):
 
         if not timm.is_model(name):
             raise unknown("backbone", name, timm.list_models())
-        self.model = timm.create_model(
+        self.model: nn.Module = timm.create_model(
             name, pretrained=pretrained, num_classes=num_classes, in_chans=in_channels, **(backbone_settings or {})
         )
         # The width after pooling; some models widen it between pooling and classifier (not num_features).
@@ -40,8 +40,16 @@ class TimmClassifier(nn.Module):
     def logits(self, features: Tensor) -> Tensor:
         return self.model.get_classifier()(features)
 
-    def export_state(self) -> dict[str, Tensor]:
-        return cast("dict[str, Tensor]", self.model.state_dict())
+    @property
+    def shipped(self) -> nn.Module:
+        """The module whose weights are shipped: the timm model itself."""
+        return self.model
+
+    @property
+    def last_layer(self) -> str:
+        """What the names of the final classifier's weights begin with."""
+        name = self.model.pretrained_cfg["classifier"]
+        return f"{name if isinstance(name, str) else name[0]}."
 
 
 class ModuleClassifier(nn.Module):
@@ -65,8 +73,14 @@ class ModuleClassifier(nn.Module):
     def logits(self, features: Tensor) -> Tensor:
         return self.classifier(features)
 
-    def export_state(self) -> dict[str, Tensor]:
-        return self.state_dict()
+    last_layer = "classifier."
+
+    @property
+    def shipped(self) -> nn.Module:
+        return self
+
+
+Classifier = TimmClassifier | ModuleClassifier
 
 
 class CCLNet(nn.Module):
@@ -110,7 +124,7 @@ class CCLNet(nn.Module):
         super().__init__()
         if num_classes < 2:
             raise InputError(f"a classifier needs at least 2 classes, got {num_classes}.")
-        self.classifier: TimmClassifier | ModuleClassifier
+        self.classifier: Classifier
         if isinstance(backbone, str):
             self.classifier = TimmClassifier(backbone, num_classes, pretrained, in_channels, backbone_settings)
         else:
@@ -120,9 +134,7 @@ class CCLNet(nn.Module):
         self.num_classes = num_classes
         self.method = build_method(method, classes, method_settings)
 
-    def forward(
-        self, images: Tensor, labels: Tensor | None = None, weight: Tensor | None = None
-    ) -> Tensor | Loss:
+    def forward(self, images: Tensor, labels: Tensor | None = None, weight: Tensor | None = None) -> Tensor | Loss:
         features = self.classifier.features(images)
         if features.dim() != 2 or features.shape[1] != self.classifier.feature_width:
             raise InputError(
@@ -132,14 +144,10 @@ class CCLNet(nn.Module):
         logits = self.classifier.logits(features)
         return logits if labels is None else self.method(features, logits, labels, weight)
 
-    def param_groups(
-        self, lr: float = 0.1, lr_ccl: float = 0.0005, weight_decay: float = 1e-4
-    ) -> list[dict[str, Any]]:
+    def param_groups(self, lr: float = 0.1, lr_ccl: float = 0.0005, weight_decay: float = 1e-4) -> list[dict[str, Any]]:
         """Parameter groups for any optimizer: the network's, then the method's own where it has any. Clip
         each by its own norm, or the two become coupled."""
-        groups: list[dict[str, Any]] = [
-            {"name": "network", "params": list(self.classifier.parameters()), "lr": lr}
-        ]
+        groups: list[dict[str, Any]] = [{"name": "network", "params": list(self.classifier.parameters()), "lr": lr}]
         if own := list(self.method.parameters()):
             groups.append({"name": "method", "params": own, "lr": lr_ccl})
         return [{**group, "weight_decay": weight_decay} for group in groups]
@@ -151,4 +159,4 @@ class CCLNet(nn.Module):
     def export_state(self) -> dict[str, Tensor]:
         """What is shipped: the backbone and its classifier, nothing of the method. For a timm backbone these
         are the weights of ``timm.create_model(name, num_classes=K)``."""
-        return {name: value.detach().clone() for name, value in self.classifier.export_state().items()}
+        return {name: value.detach().clone() for name, value in self.classifier.shipped.state_dict().items()}

@@ -102,7 +102,7 @@ def _ceiling(settings: Settings, data: PreparedData, repeats: int, accelerator: 
     fabric = make_fabric(settings, accelerator=accelerator)
     on_gpu = fabric.device.type == "cuda"
     compiled = on_gpu if settings.compile is None else settings.compile
-    network = make_network(settings, data).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = make_network(settings, data).to(memory_format=torch.channels_last)
     optimizer = make_optimizer(settings, network, on_gpu)
     wrapped = fabric.setup_module(torch.compile(network) if compiled else network)
     optimizer.param_groups[0]["params"] = list(network.classifier.parameters())
@@ -149,7 +149,8 @@ def _rate(step: Any, images: int, repeats: int, on_gpu: bool) -> float:
     """Images per second: steps for about a second, a few times over, after a warm-up."""
     for _ in range(3):
         step()
-    count, rates = 1, []
+    count = 1
+    rates: list[float] = []
     while len(rates) < repeats:
         if on_gpu:
             torch.cuda.synchronize()

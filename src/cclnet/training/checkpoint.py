@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,47 @@ def save_checkpoint(folder: Path, state: dict[str, Any], epoch: int, step: int) 
     for old in checkpoints(folder)[:-KEPT]:
         old.unlink(missing_ok=True)
     return path
+
+
+class CheckpointWriter:
+    """Writes checkpoints beside the training: the state is copied at once, the disk is waited for in a thread.
+    An error shows at the next ``save`` or at ``close``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._thread: threading.Thread | None = None
+        self._error: InputError | None = None
+
+    def save(self, state: dict[str, Any], epoch: int, step: int) -> None:
+        self.close()
+        copied = _copied(state)
+        self._thread = threading.Thread(target=self._write, args=(copied, epoch, step))
+        self._thread.start()
+
+    def _write(self, state: dict[str, Any], epoch: int, step: int) -> None:
+        try:
+            save_checkpoint(self.folder, state, epoch, step)
+        except InputError as error:
+            self._error = error
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+
+def _copied(value: Any) -> Any:
+    """The same nested state with its tensors copied to the CPU."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:

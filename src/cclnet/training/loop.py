@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from cclnet.data.augment import normalise
 from cclnet.data.loader import Loader
 from cclnet.errors import InputError
-from cclnet.functional import collapse_point
-from cclnet.network import CCLNet
 from cclnet.evaluation.predictions import Predictions, write_predictions
-from cclnet.training.checkpoint import checkpoints, load_latest, save_checkpoint
+from cclnet.functional import collapse_point
+from cclnet.network import CCLNet, Classifier
+from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_latest
 from cclnet.training.interrupt import StopRequest
 from cclnet.training.prepare import (
     PreparedData,
@@ -96,7 +97,7 @@ class Training:
         self.settings, self.run, self.fabric, self.data = settings, run, fabric, data
         on_gpu = fabric.device.type == "cuda"
         compiled = on_gpu if settings.compile is None else settings.compile
-        self.network = make_network(settings, data).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.network = make_network(settings, data).to(memory_format=torch.channels_last)
         if settings.batch_norm == "sync":
             self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)
         self.loader = train_loader(settings, data, fabric)
@@ -128,6 +129,7 @@ class Training:
         self.bad_step = torch.tensor(-1, device=fabric.device)  # the first whose loss is not finite, if any
         self.seconds = 0.0  # of training, over all resumes
         self.best: dict[str, float] = {}
+        self.writer = CheckpointWriter(run.checkpoints)
         self._validation = self._validation_loader()
 
     # ---- the loop ----------------------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ class Training:
         display = Display(
             self.run, self.settings.epochs, len(self.loader), done, shown, written=self.fabric.is_global_zero
         )
-        with StopRequest(self.fabric) as stop, display:
+        with StopRequest(self.fabric) as stop, display, closing(self.writer):
             while self.epoch < self.settings.epochs and not self._out_of_time(began):
                 self._train_epoch(stop, display, began)
                 record = self._close_epoch(began)
@@ -189,9 +191,7 @@ class Training:
         record.update(zip(("lr", "lr_method"), rates, strict=False))
         record.update(seconds=seconds, images_per_second=images / seconds)
         self.epoch, self.steps, self.sums = self.epoch + 1, 0, None
-        if self._validation and (
-            self.epoch % self.settings.validate_every == 0 or self.epoch == self.settings.epochs
-        ):
+        if self._validation and (self.epoch % self.settings.validate_every == 0 or self.epoch == self.settings.epochs):
             record.update(self._validate())
         self.seconds = time.monotonic() - began
         self.records.append(record)
@@ -242,9 +242,9 @@ class Training:
     # ---- testing -----------------------------------------------------------------------------------------------
 
     @property
-    def tested(self) -> nn.Module:
+    def tested(self) -> Classifier:
         """The classifier that is tested and shipped: the averaged one where there is one."""
-        return self.network.classifier if self.average is None else self.average.module
+        return self.network.classifier if self.average is None else cast(Classifier, self.average.module)
 
     def _validation_loader(self) -> Loader | None:
         rows = self.data.rows("val")
@@ -273,7 +273,7 @@ class Training:
         for batch in loader.epoch(0):
             images = normalise(batch.crops, self.mean, self.std)
             at = torch.tensor([place[int(row)] for row in batch.rows], device=self.fabric.device)
-            own[at] = classifier.logits(classifier.features(images)).to(own.dtype)  # type: ignore[operator]
+            own[at] = classifier.logits(classifier.features(images)).to(own.dtype)
         total: Tensor = self.fabric.all_reduce(own, reduce_op="sum") if self.fabric.world_size > 1 else own
         return total.double().cpu()
 
@@ -294,16 +294,15 @@ class Training:
             "best": self.best,
             # One row a rank: dropout draws differ between them.
             "random": self.fabric.all_gather(random.to(self.fabric.device)).cpu().view(-1, len(random)),
-            "device_random": self.fabric.all_gather(device_random.to(self.fabric.device)).cpu().view(
-                self.fabric.world_size, -1
-            ),
+            "device_random": self.fabric.all_gather(device_random.to(self.fabric.device))
+            .cpu()
+            .view(self.fabric.world_size, -1),
         }
 
     def _save(self) -> None:
         state = self.state()
         if self.fabric.is_global_zero:
-            save_checkpoint(self.run.checkpoints, state, self.epoch, self.steps)
-        self.fabric.barrier()
+            self.writer.save(state, self.epoch, self.steps)
 
     def restore(self) -> None:
         """Go on from the newest checkpoint; without one, from the beginning."""
@@ -331,16 +330,11 @@ class Training:
         logits = self.logits(test_loader(self.settings, self.data, rows, self.fabric), len(rows))
         if not self.fabric.is_global_zero:
             return
-        self.run.write_model(self._exported(), self._description())
+        self.run.write_model(self.tested.shipped.state_dict(), self._description())
         matrix = self.network.soft_labels()
         if matrix is not None:
             self.run.write_correlation(matrix, table.classes)
         write_predictions(self.run.predictions, self._predictions(rows, logits))
-
-    def _exported(self) -> dict[str, Tensor]:
-        if self.average is None:
-            return self.network.export_state()
-        return dict(self.average.module.export_state())
 
     def _predictions(self, rows: npt.NDArray[np.intp], logits: Tensor) -> Predictions:
         table = self.data.table

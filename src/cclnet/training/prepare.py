@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from lightning.fabric import Fabric
-from torch import nn
 
 from cclnet.data.decode import DecodedImages, decode
 from cclnet.data.loader import Loader
@@ -22,6 +20,7 @@ from cclnet.errors import InputError
 from cclnet.network import CCLNet
 from cclnet.training.run_folder import RunFolder
 from cclnet.training.settings import Settings
+from cclnet.training.weights import load_weights
 
 
 def make_fabric(settings: Settings, devices: int | None = None, accelerator: str = "auto") -> Fabric:
@@ -38,7 +37,7 @@ def make_fabric(settings: Settings, devices: int | None = None, accelerator: str
     auto = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     precision = {"auto": auto, "32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}[settings.precision]
     strategy = "ddp" if count * nodes > 1 else "auto"
-    return Fabric(accelerator, strategy, devices=count, num_nodes=nodes, precision=precision)  # type: ignore[arg-type]
+    return Fabric(accelerator, strategy, devices=count, num_nodes=nodes, precision=precision)
 
 
 def make_deterministic() -> None:
@@ -138,42 +137,3 @@ def make_network(settings: Settings, data: PreparedData) -> CCLNet:
     if settings.weights:
         load_weights(network, Path(settings.weights))
     return network
-
-
-def load_weights(network: CCLNet, path: Path) -> None:
-    """Start from weights of a file. Those of another number of classes keep their backbone: the classifier then
-    starts anew; any other mismatch is listed by name."""
-    if not path.exists():
-        raise InputError(f"there is no weights file {path}.")
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        state: Any = load_file(path)
-    else:
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # noqa: BLE001 - whatever torch raises, the file is not a plain state dict
-            raise InputError(f"{path} is refused: not a plain state dict ({error}).") from error
-        state = state.get("state_dict", state) if isinstance(state, dict) else state
-    if not isinstance(state, dict):
-        raise InputError(f"{path} holds no state dict.")
-    target = network.classifier.model if hasattr(network.classifier, "model") else network.classifier
-    own = target.state_dict()
-    classifier = {name for name in own if name.startswith(_classifier_prefix(target))}
-    fits = {name: value for name, value in state.items() if name in own and value.shape == own[name].shape}
-    missing = sorted(set(own) - set(fits) - classifier)
-    odd = sorted(
-        f"{name} {list(value.shape)}" for name, value in state.items() if name not in fits and name not in classifier
-    )
-    if missing or odd:
-        raise InputError(
-            f"{path} does not fit backbone: {len(missing)} weights missing or of another shape "
-            f"({', '.join(missing[:8])}…), {len(odd)} not used ({', '.join(odd[:8])}…)."
-        )
-    target.load_state_dict(fits, strict=False)
-
-
-def _classifier_prefix(model: nn.Module) -> str:
-    config = getattr(model, "default_cfg", None) or {}
-    name = config.get("classifier", "classifier")
-    return f"{name if isinstance(name, str) else name[0]}."

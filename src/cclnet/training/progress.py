@@ -101,7 +101,7 @@ def matrix_image(matrix: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     values = matrix.float().cpu().numpy()
     cell = max(16, 224 // len(values))
     colours = colormaps["viridis"](values / max(float(values.max()), 1e-12))[..., :3]
-    return np.kron((colours * 255).astype(np.uint8), np.ones((cell, cell, 1), dtype=np.uint8))
+    return (colours * 255).astype(np.uint8).repeat(cell, axis=0).repeat(cell, axis=1)
 
 
 def softness_in_words(logged: Mapping[str, float], collapse: float) -> str:

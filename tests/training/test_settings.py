@@ -1,0 +1,113 @@
+"""Settings: layers, names, types, and the way to TOML and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from cclnet import InputError
+from cclnet.training import quick_start
+from cclnet.training.schedule import rate_factor
+from cclnet.training.settings import Settings, make_settings, parse_overrides, read_settings, to_toml
+
+
+def test_toml_and_back(tmp_path) -> None:
+    settings = make_settings(
+        {
+            "data": 'a "quoted" Ünïcode path',
+            "drops": [0.3, 0.6, 0.9],
+            "augment": {"crop": 64, "resized_crop": [0.5, 1.0]},
+            "split": {"val": 0.3},
+            "method": "lsr",
+            "method_settings": {"epsilon": 0.2, "prior": True},
+            "compile": False,
+        },
+    )
+    path = tmp_path / "settings.toml"
+    path.write_text(to_toml(settings), encoding="utf-8")
+    assert make_settings(read_settings(path)) == settings
+
+
+def test_defaults_are_the_papers() -> None:
+    settings = Settings()
+    assert (settings.lr, settings.lr_ccl, settings.momentum, settings.weight_decay) == (0.1, 0.0005, 0.9, 1e-4)
+    assert (settings.batch_size, settings.short_side, settings.augment.crop) == (128, 256, 224)
+    assert settings.schedule == "step" and len(settings.drops) == 2 and settings.drop_factor == 0.1
+
+
+def test_quick_start_is_valid() -> None:
+    assert make_settings(quick_start()).data == "synthetic"
+
+
+def test_later_layers_win_and_tables_merge() -> None:
+    settings = make_settings(
+        {"lr": 1, "augment": {"hue": 0.2, "crop": 64}}, parse_overrides(["augment.crop=32", "lr=.5"])
+    )
+    assert (settings.lr, settings.augment.hue, settings.augment.crop) == (0.5, 0.2, 32)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "name", "value"),
+    [
+        ("lr=.05", "lr", 0.05),
+        ("lr=1", "lr", 1.0),
+        ("method=hard", "method", "hard"),
+        ("precision=32", "precision", "32"),
+        ("drops=[0.25, 0.5]", "drops", (0.25, 0.5)),
+        ("compile=true", "compile", True),
+        ("compile=none", "compile", None),
+        ("data=a=b", "data", "a=b"),
+    ],
+)
+def test_overrides(assignment: str, name: str, value: object) -> None:
+    assert getattr(make_settings(parse_overrides([assignment])), name) == value
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        ({"lrr": 1}, "unknown setting 'lrr'; did you mean 'lr'"),
+        ({"augment": {"crp": 1}}, "unknown setting 'augment.crp'; did you mean 'augment.crop'"),
+        ({"augment": 3}, "setting augment is a table, got 3"),
+        ({"epochs": 1.5}, "setting epochs must be int, got 1.5"),
+        ({"epochs": True}, "setting epochs must be int, got True"),
+        ({"lr": "fast"}, "setting lr must be float, got 'fast'"),
+        ({"epochs": 0}, "setting epochs must lie in 1 …"),
+        ({"optimizer": "sdg"}, "unknown value of setting optimizer 'sdg'; did you mean 'sgd'"),
+        ({"drops": [0.7, 0.5]}, "rising shares"),
+        ({"drops": [0.7, 1.5]}, "rising shares"),
+        ({"class_weights": True, "balanced_sampling": True}, "choose one"),
+        ({"short_side": 100}, "augment.crop is 224 but images have a short side of 100"),
+        ({"augment": {"hue": 2.0}}, "hue"),
+    ],
+)
+def test_what_does_not_fit_is_named(layer: dict, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        make_settings(layer)
+
+
+def test_assignments_need_a_name_and_a_value() -> None:
+    with pytest.raises(InputError, match="name=value, got 'lr'"):
+        parse_overrides(["lr"])
+
+
+def test_files_that_cannot_be_read(tmp_path) -> None:
+    with pytest.raises(InputError, match="there is no settings file"):
+        read_settings(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("lr = = 1")
+    with pytest.raises(InputError, match="not valid TOML"):
+        read_settings(tmp_path / "bad.toml")
+
+
+def test_step_schedule_drops_twice() -> None:
+    settings = Settings(epochs=160, drops=(0.5, 0.75))
+    factors = [rate_factor(settings, epoch) for epoch in range(160)]
+    assert factors == pytest.approx([1.0] * 80 + [0.1] * 40 + [0.01] * 40)
+
+
+def test_cosine_and_warm_up() -> None:
+    settings = Settings(epochs=10, schedule="cosine", warmup_epochs=2)
+    assert rate_factor(settings, 5) == pytest.approx(0.5)
+    assert rate_factor(settings, 10) == pytest.approx(0.0, abs=1e-12)
+    assert 0 < rate_factor(settings, 0) < 1e-3
+    assert rate_factor(Settings(epochs=10, schedule="constant", warmup_epochs=2), 1) == pytest.approx(0.5)
+    assert rate_factor(Settings(epochs=10, schedule="constant"), 9.9) == 1.0
