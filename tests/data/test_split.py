@@ -1,0 +1,362 @@
+"""Splits: no group on two sides, classes in ratio, the same again, and every refusal by name."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cclnet.data.leaks import groups_on_two_sides, leaks
+from cclnet.data.split import SplitSettings, make_split, read_split, write_split
+from cclnet.data.stratify import stratify
+from cclnet.data.table import ImageTable
+from cclnet.errors import InputError
+
+
+def table_of(labels, groups=None, parts=None, classes=None) -> ImageTable:
+    labels = np.asarray(labels)
+    count = classes or (labels.shape[1] if labels.ndim == 2 else labels.max() + 1)
+    return ImageTable(
+        source="made-up set",
+        root=Path(),
+        names=[f"image {i:05d}" for i in range(len(labels))],
+        images=np.zeros((len(labels), 2, 2), np.uint8),
+        labels=labels,
+        classes=tuple("ABCDEFGHIJ"[:count]),
+        groups=None if groups is None else np.asarray(groups, dtype=str),
+        parts=None if parts is None else np.asarray(parts, dtype=str),
+    )
+
+
+def lesions(counts=(1113, 670, 514, 115), seed=0) -> ImageTable:
+    """Images of each class in lesions of one to four images, as in HAM10000."""
+    generator = np.random.default_rng(seed)
+    labels, groups = [], []
+    for class_, count in enumerate(counts):
+        lesion = np.repeat(np.arange(count), generator.choice([1, 1, 1, 2, 3, 4], count))[:count]
+        labels += [class_] * count
+        groups += [f"lesion {class_}-{number}" for number in lesion]
+    return table_of(labels, groups)
+
+
+def shares(table: ImageTable, parts, part: str):
+    return table.class_counts(np.flatnonzero(parts == part)) / table.class_counts()
+
+
+@pytest.mark.parametrize("by", ["auto", "group"])
+@pytest.mark.parametrize("seed", range(3))
+def test_by_group_no_group_on_two_sides_and_ratios_kept(by, seed):
+    table = lesions()
+    parts = make_split(table, SplitSettings(by=by, val=0.2, test=0.13, calibration=0.07, seed=seed))
+    assert groups_on_two_sides(parts, table.groups) == {}
+    for part, wanted in {"train": 0.6, "val": 0.2, "test": 0.13, "calibration": 0.07}.items():
+        np.testing.assert_allclose(shares(table, parts, part), wanted, atol=0.02)
+
+
+def test_by_class_gives_the_exact_share_of_every_class():
+    table = table_of(np.repeat([0, 1, 2], [100, 50, 10]))
+    parts = make_split(table, SplitSettings(val=0.3, test=0.1))
+    assert table.class_counts(np.flatnonzero(parts == "val")).tolist() == [30, 15, 3]
+    assert table.class_counts(np.flatnonzero(parts == "test")).tolist() == [10, 5, 1]
+
+
+def test_auto_goes_by_group_where_groups_are_known_and_class_ignores_them():
+    table = lesions()
+    assert groups_on_two_sides(make_split(table), table.groups) == {}
+    assert len(groups_on_two_sides(make_split(table, SplitSettings(by="class")), table.groups)) > 100
+
+
+def test_group_sizes_are_spread_evenly_too():
+    table = lesions(counts=(3000, 3000))
+    parts = make_split(table)
+    sizes = pd.Series(table.groups).map(pd.Series(table.groups).value_counts()).to_numpy()
+    assert sizes[parts == "val"].mean() == pytest.approx(sizes[parts == "train"].mean(), abs=0.05)
+
+
+@pytest.mark.parametrize("by", ["class", "group"])
+def test_the_seed_decides_and_the_order_of_rows_does_not(by):
+    table = lesions()
+    chosen = SplitSettings(by=by, test=0.1, calibration=0.1, seed=4)
+    parts = make_split(table, chosen)
+    assert (make_split(table, chosen) == parts).all()
+    assert (make_split(table, replace(chosen, seed=5)) != parts).any()
+    order = np.random.default_rng(0).permutation(len(table))
+    assert (make_split(table.select(order), chosen) == parts[order]).all()
+
+
+def test_calibration_comes_out_of_train_and_val_does_not_change_test():
+    table = lesions()
+    plain = make_split(table, SplitSettings(test=0.1))
+    with_calibration = make_split(table, SplitSettings(test=0.1, calibration=0.1))
+    assert (plain[with_calibration == "calibration"] == "train").all()
+    for part in ("val", "test"):
+        assert ((plain == part) == (with_calibration == part)).all()
+    assert ((make_split(table, SplitSettings(test=0.1, val=0.4)) == "test") == (plain == "test")).all()
+
+
+@pytest.mark.parametrize("by", ["class", "group"])
+def test_folds_hold_every_image_out_once(by):
+    table = lesions()
+    held_out = np.zeros(len(table), dtype=int)
+    for fold in range(4):
+        parts = make_split(table, SplitSettings(by=by, folds=4, fold=fold, test=0.1, calibration=0.1))
+        held_out += parts == "val"
+        np.testing.assert_allclose(shares(table, parts, "val"), 0.225, atol=0.02)
+        if by == "group":
+            assert groups_on_two_sides(parts, table.groups) == {}
+    assert (held_out == (parts != "test")).all()
+
+
+def test_no_held_out_part_at_all():
+    assert (make_split(lesions(), SplitSettings(val=0)) == "train").all()
+
+
+def test_images_without_a_group_stand_alone():
+    table = table_of([0] * 10 + [1] * 10, ["a"] * 3 + [""] * 17)
+    parts = make_split(table, SplitSettings(val=0.5))
+    assert len(set(parts[:3])) == 1
+    assert (parts[10:] == "val").sum() == 5
+    assert groups_on_two_sides(parts, table.groups) == {}
+
+
+def test_every_part_gets_every_class_when_there_are_units_enough():
+    table = table_of(np.repeat([0, 1, 2], [1000, 3, 2]))
+    for seed in range(5):
+        parts = make_split(table, SplitSettings(val=0.01, seed=seed))
+        assert (table.class_counts(np.flatnonzero(parts == "val")) >= 1).all()
+        assert (table.class_counts(np.flatnonzero(parts == "train")) >= 1).all()
+
+
+def test_several_labels_at_once_keep_their_ratios():
+    generator = np.random.default_rng(0)
+    labels = (generator.random((4000, 5)) < [0.5, 0.2, 0.1, 0.03, 0.01]).astype(np.uint8)
+    for groups in (None, [f"patient {i}" for i in generator.integers(0, 900, 4000)]):
+        table = table_of(labels, groups)
+        parts = make_split(table, SplitSettings(val=0.25))
+        np.testing.assert_allclose(shares(table, parts, "val"), 0.25, atol=0.02)
+        assert (parts == "val").mean() == pytest.approx(0.25, abs=0.01)
+        assert groups is None or groups_on_two_sides(parts, table.groups) == {}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    counts=st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=6, max_size=40),
+    folds=st.integers(2, 5),
+    seed=st.integers(0, 99),
+)
+def test_every_unit_goes_to_one_part_and_no_part_strays_by_more_than_the_heaviest_units(counts, folds, seed):
+    counts = np.array(counts)
+    part = stratify(counts, np.full(folds, 1 / folds), np.random.default_rng(seed))
+    assert ((part >= 0) & (part < folds)).all()
+    totals = counts.sum(axis=0)
+    for p in range(folds):
+        stray = np.abs(counts[part == p].sum(axis=0) - totals / folds)
+        assert (stray <= 4 * counts.max(axis=0, initial=0) + 1e-9).all()
+
+
+# Parts that come with the data.
+
+
+def test_parts_are_taken_as_given():
+    given_parts = ["train"] * 6 + ["test"] * 4
+    table = table_of([0, 1] * 5, parts=given_parts)
+    assert make_split(table).tolist() == given_parts
+
+
+def test_parts_that_only_say_train_are_no_split():
+    assert (make_split(table_of([0] * 10, parts=["train"] * 10)) == "val").sum() == 2
+
+
+def test_calibration_is_taken_from_a_given_train_part():
+    table = table_of([0, 1] * 20, parts=["train"] * 30 + ["val"] * 10)
+    parts = make_split(table, SplitSettings(calibration=0.1))
+    assert (parts[:30] == "calibration").sum() == 4
+    assert (parts[30:] == "val").all()
+
+
+def test_a_given_test_part_stays_when_the_rest_is_drawn():
+    table = table_of([0, 1] * 20, parts=["train"] * 20 + ["val"] * 10 + ["test"] * 10)
+    parts = make_split(table, SplitSettings(by="class", val=0.2))
+    assert (parts[30:] == "test").all()
+    assert (parts[:30] == "val").sum() == 6
+
+
+def test_given_parts_with_a_group_on_two_sides_are_refused_unless_told():
+    table = table_of([0, 1] * 5, groups=list("abcdefghia"), parts=["train"] * 5 + ["val"] * 5)
+    with pytest.raises(InputError, match=r"1 groups on two sides: a \(train and val\).*20.0% of the val images"):
+        make_split(table)
+    assert (make_split(table, SplitSettings(allow_leaks=True)) == table.parts).all()
+    assert groups_on_two_sides(make_split(table, SplitSettings(by="group", val=0.4)), table.groups) == {}
+
+
+def test_a_given_test_part_that_shares_groups_is_refused():
+    table = table_of([0] * 10, groups=list("aabbccddea"), parts=["train"] * 8 + ["test"] * 2)
+    with pytest.raises(InputError, match="the test part that comes with the made-up set has 1 groups on two sides"):
+        make_split(table, SplitSettings(by="group"))
+
+
+# The file.
+
+
+def test_a_split_is_written_and_accepted_back(tmp_path):
+    table = lesions()
+    parts = make_split(table, SplitSettings(test=0.1))
+    write_split(tmp_path / "split.csv", table, parts)
+    rows = pd.read_csv(tmp_path / "split.csv")
+    assert list(rows.columns) == ["image", "part", "group", "label"]
+    assert rows["label"][0] == "A"
+    order = np.random.default_rng(0).permutation(len(table))
+    assert (read_split(tmp_path / "split.csv", table.select(order)) == parts[order]).all()
+    from_file = make_split(table, SplitSettings(file=str(tmp_path / "split.csv"), seed=99))
+    assert (from_file == parts).all()
+
+
+def test_names_of_any_kind_survive_the_file(tmp_path):
+    names = ["007", "NA", "ünï, çödé", 'say "x"', "1e5", " spaced "]
+    table = replace(table_of([[1, 0], [0, 1], [1, 1], [0, 0], [1, 0], [0, 1]]), names=names)
+    parts = np.array(["train", "val", "test", "train", "calibration", "val"])
+    write_split(tmp_path / "split.csv", table, parts)
+    assert (read_split(tmp_path / "split.csv", table) == parts).all()
+    labels = pd.read_csv(tmp_path / "split.csv", keep_default_na=False)["label"].tolist()
+    assert labels == ["A", "B", "A|B", "", "A", "B"]
+
+
+def test_a_file_that_does_not_fit_names_all_that_is_wrong(tmp_path):
+    table = table_of([0] * 8)
+    path = tmp_path / "split.csv"
+    path.write_text("image,part\nimage 00000,train\nimage 00000,val\nelsewhere,train\nimage 00001,dev\n")
+    with pytest.raises(InputError) as error:
+        read_split(path, table)
+    for expected in (
+        "6 images of the data are not in the file: image 00002, image 00003",
+        "1 images in the file are not in the data: elsewhere",
+        "1 images are in the file more than once: image 00000",
+        "1 parts are none of train, calibration, val, test: 'dev'",
+    ):
+        assert expected in str(error.value)
+
+
+def test_a_file_without_its_columns(tmp_path):
+    (tmp_path / "split.csv").write_text("name,fold\na,1\n")
+    with pytest.raises(InputError, match="image and part not found among name, fold"):
+        read_split(tmp_path / "split.csv", table_of([0]))
+
+
+@pytest.mark.parametrize("content", [None, b"", b'image,part\n"a', b"image,part\n\xff\xfe,train\n"])
+def test_a_file_that_cannot_be_read(tmp_path, content):
+    if content is not None:
+        (tmp_path / "split.csv").write_bytes(content)
+    with pytest.raises(InputError, match=r"split\.csv"):
+        read_split(tmp_path / "split.csv", table_of([0]))
+
+
+def test_a_file_with_leaks_is_refused_unless_told(tmp_path):
+    table = lesions()
+    parts = make_split(table, SplitSettings(by="class"))
+    write_split(tmp_path / "split.csv", table, parts)
+    from_file = SplitSettings(file=str(tmp_path / "split.csv"))
+    with pytest.raises(InputError, match=r"the split in .*split\.csv has \d+ groups on two sides.* and \d+ more"):
+        make_split(table, from_file)
+    assert (make_split(table, replace(from_file, allow_leaks=True)) == parts).all()
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"by": "lesion"}, "unknown way to split 'lesion'"),
+        ({"val": 1.0}, "val is a share of the images, at least 0 and below 1; got 1.0"),
+        ({"test": -0.1}, "test is a share"),
+        ({"val": 0.5, "test": 0.3, "calibration": 0.2}, "leave nothing to train on"),
+        ({"folds": 1}, "folds must be at least 2"),
+        ({"folds": 5, "fold": 5}, "fold from 0 to folds - 1; got folds=5, fold=5"),
+        ({"folds": 2, "calibration": 0.5}, "leave nothing to train on"),
+    ],
+)
+def test_settings_that_cannot_be(chosen, message):
+    with pytest.raises(InputError, match=message):
+        SplitSettings(**chosen)
+
+
+@pytest.mark.parametrize(
+    ("table", "chosen", "message"),
+    [
+        (table_of([0, 0, 1]), {}, r"at least 2 images of every class. Too few images: B \(1\)"),
+        (table_of([0, 0, 1, 1], list("abcc")), {}, r"at least 2 groups of every class. Too few groups: B \(1\)"),
+        (table_of([0] * 9 + [1] * 4 + [2] * 3), {"folds": 5}, r"5 folds need .* B \(4\), C \(3\)"),
+        (table_of([0] * 9), {"by": "group"}, "made-up set names no groups"),
+        (table_of([0] * 9), {"by": "given"}, "made-up set has no parts"),
+        (table_of([0] * 4, parts=["train", "train", "test", "test"]), {"folds": 2}, "comes with parts"),
+        (table_of([0] * 4, parts=["train", "train", "test", "test"]), {"test": 0.2}, "comes with parts"),
+        (
+            table_of([0] * 4, parts=["train", "train", "test", "test"]),
+            {"by": "class", "test": 0.2},
+            "has a test part already",
+        ),
+        (
+            table_of([0] * 4, parts=["train", "train", "calibration", "test"]),
+            {"calibration": 0.2},
+            "has a calibration part already",
+        ),
+        (
+            table_of([0] * 4, parts=["train", "test", "test", "test"]),
+            {"calibration": 0.5},
+            "1 images are left to train on, too few to take 2 for calibration",
+        ),
+    ],
+)
+def test_tables_that_cannot_be_split_so(table, chosen, message):
+    with pytest.raises(InputError, match=message):
+        make_split(table, SplitSettings(**chosen))
+
+
+# Leaks.
+
+
+def test_leaks_by_part_and_class():
+    parts = np.array(["train", "train", "val", "val", "val", "test", "calibration"])
+    groups = np.array(["a", "", "a", "b", "", "c", "a"])
+    found = leaks(parts, groups, np.array([0, 1, 0, 0, 1, 1, 1]), ("x", "y")).set_index(["part", "class"])
+    assert found.loc[("val", "")].tolist() == [3, 1, pytest.approx(1 / 3)]
+    assert found.loc[("val", "x")].tolist() == [2, 1, 0.5]
+    assert found.loc[("test", "")].tolist() == [1, 0, 0]
+    assert found.loc[("calibration", "y"), "share"] == 1
+    assert np.isnan(found.loc[("test", "x"), "share"])
+    several = leaks(parts, groups, np.eye(2, dtype=np.uint8)[[0, 1, 0, 0, 1, 1, 1]], ("x", "y"))
+    pd.testing.assert_frame_equal(several.set_index(["part", "class"]), found)
+
+
+# The real images.
+
+
+@pytest.fixture(scope="module")
+def isic2018() -> ImageTable:
+    if "CCLNET_ISIC2018" not in os.environ:
+        pytest.skip("CCLNET_ISIC2018 does not name the ISIC 2018 folder")
+    from cclnet.data.sources import open_data
+
+    return open_data(Path(os.environ["CCLNET_ISIC2018"]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_isic2018_by_lesion_every_class_within_two_points(isic2018, seed):
+    parts = make_split(isic2018, SplitSettings(val=0.2, seed=seed))
+    assert groups_on_two_sides(parts, isic2018.groups) == {}
+    assert leaks(parts, isic2018.groups)["shared"].sum() == 0
+    np.testing.assert_allclose(shares(isic2018, parts, "val"), 0.2, atol=0.02)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_isic2018_by_class_leaks_what_the_literature_found(isic2018, seed):
+    parts = make_split(isic2018, SplitSettings(by="class", seed=seed))
+    found = leaks(parts, isic2018.groups, isic2018.labels, isic2018.classes).set_index("class")
+    assert 0.37 <= found.loc["", "share"] <= 0.40
+    assert found.loc["MEL", "share"] == pytest.approx(0.71, abs=0.05)
