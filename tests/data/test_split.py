@@ -139,7 +139,8 @@ def test_several_labels_at_once_keep_their_ratios():
     for groups in (None, [f"patient {i}" for i in generator.integers(0, 900, 4000)]):
         table = table_of(labels, groups)
         parts = make_split(table, SplitSettings(val=0.25))
-        np.testing.assert_allclose(shares(table, parts, "val"), 0.25, atol=0.02)
+        stray = np.abs(shares(table, parts, "val") - 0.25)
+        assert (stray <= np.maximum(0.02, 1.01 / table.class_counts())).all()  # two points, or one image
         assert (parts == "val").mean() == pytest.approx(0.25, abs=0.01)
         assert groups is None or groups_on_two_sides(parts, table.groups) == {}
 
@@ -354,9 +355,18 @@ def test_isic2018_by_lesion_every_class_within_two_points(isic2018, seed):
     np.testing.assert_allclose(shares(isic2018, parts, "val"), 0.2, atol=0.02)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_isic2018_by_class_leaks_what_the_literature_found(isic2018, seed):
-    parts = make_split(isic2018, SplitSettings(by="class", seed=seed))
-    found = leaks(parts, isic2018.groups, isic2018.labels, isic2018.classes).set_index("class")
-    assert 0.37 <= found.loc["", "share"] <= 0.40
-    assert found.loc["MEL", "share"] == pytest.approx(0.71, abs=0.05)
+def test_isic2018_by_class_leaks_lesions(isic2018):
+    found = pd.concat(
+        leaks(
+            make_split(isic2018, SplitSettings(by="class", seed=seed)),
+            isic2018.groups,
+            isic2018.labels,
+            isic2018.classes,
+        )
+        for seed in range(8)
+    )
+    share = found.groupby("class")["share"]
+    assert 0.37 <= share.mean()[""] <= 0.40
+    assert share.min()[""] > 0.36
+    assert share.max()[""] < 0.415
+    assert share.mean()["MEL"] == pytest.approx(0.71, abs=0.02)
