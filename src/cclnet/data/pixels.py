@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 import threading
@@ -21,7 +22,7 @@ RGB = npt.NDArray[np.uint8]
 MAX_PIXELS = 200_000_000
 
 # Only formats that store pixels. Others that Pillow knows run an interpreter (EPS) or fetch other files.
-FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF", "MPO")
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF")
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".gif", ".ppm", ".pgm",
      ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".dcm", ".dicom")
@@ -49,10 +50,10 @@ class UnreadableImage(InputError):
 def read_image(path: str | Path, *, min_short_side: int | None = None, max_pixels: int = MAX_PIXELS) -> RGB:
     """The pixels of an image file as RGB, uint8 [H, W, 3], upright.
 
-    EXIF orientation is applied. Grey becomes three equal channels; 16 bits are scaled to 8, white to white. Transparent
-    pixels are laid on black, which is what "no signal" looks like in medical images and what padding gives later on.
-    Colour profiles are left alone. Of an animation or a file of pages the first picture is taken; DICOM with several
-    frames is refused.
+    EXIF orientation is applied. Grey becomes three equal channels; 16 bits are scaled to 8, white to white.
+    Transparent pixels are laid on black, which is what "no signal" looks like in medical images and what padding
+    gives later on. Colour profiles are left alone. Of an animation or a file of pages the first picture is taken;
+    DICOM with several frames is refused.
 
     ``min_short_side`` allows a large JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, which is several times
     faster, as long as the short side stays at least this long. Other formats ignore it.
@@ -114,13 +115,19 @@ def _open(path: Path, file: BinaryIO, max_pixels: int) -> ImageFile.ImageFile:
     with _PILLOW_LIMIT:
         pillow_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
-            image = Image.open(file, formats=FORMATS)
+            image = Image.open(file, formats=_formats())
         except _BROKEN as error:
             raise UnreadableImage(path, _reason(error)) from error
         finally:
             Image.MAX_IMAGE_PIXELS = pillow_limit
     check_size(path, image.height, image.width, max_pixels)
     return image
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(known for known in FORMATS if known in Image.OPEN)  # an older Pillow has no AVIF
 
 
 def check_size(path: Path, height: int, width: int, max_pixels: int) -> None:

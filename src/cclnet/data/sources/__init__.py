@@ -1,0 +1,140 @@
+"""Every layout that data comes in, one file each, all giving one :class:`~cclnet.data.table.ImageTable`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from cclnet.data.sources import folders, ham10000, isic, manifest, medmnist
+from cclnet.data.sources.findings import listed
+from cclnet.data.sources.listing import image_files
+from cclnet.data.sources.options import Options, Source
+from cclnet.data.table import ImageTable
+from cclnet.errors import InputError, unknown
+
+__all__ = ["SOURCES", "Options", "Source", "open_data"]
+
+SOURCES: dict[str, Source] = {
+    "isic": isic.SOURCE,
+    "ham10000": ham10000.SOURCE,
+    "medmnist": medmnist.SOURCE,
+    "folders": folders.SOURCE,
+    "manifest": manifest.SOURCE,
+}
+# Layouts that anything could look like: asked only where none with a name of its own fits.
+_GENERAL = ("folders", "manifest")
+
+
+def open_data(
+    path: str | Path,
+    *,
+    source: str | None = None,
+    image_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    group_column: str | None = None,
+    part_column: str | None = None,
+    label_separator: str | None = None,
+    image_folder: str | Path | None = None,
+    strict: bool = False,
+    follow_links: bool = False,
+) -> ImageTable:
+    """Read the data set at ``path``, whichever of the known layouts it has.
+
+    ``path`` is a folder, a table or an .npz file; ``medmnist:NAME`` to download one; or ``synthetic``, also with
+    settings (``synthetic:overlap=much,seed=3``). The layout is found by looking; ``source`` (a name in
+    :data:`SOURCES`) decides where two fit. The columns are those of a manifest, see
+    :class:`~cclnet.data.sources.options.Options`. Images without label and labels without image are left out and
+    named in the table's ``problems``; ``strict`` refuses them.
+    """
+    options = Options(
+        image_column=image_column,
+        label_column=label_column,
+        group_column=group_column,
+        part_column=part_column,
+        label_separator=label_separator,
+        image_folder=None if image_folder is None else Path(image_folder).expanduser(),
+        strict=strict,
+        follow_links=follow_links,
+    )
+    kind, _, rest = str(path).partition(":")
+    path = Path(path).expanduser()
+    if not path.exists():
+        if kind == "synthetic":
+            return _synthetic(rest)
+        if kind == "medmnist":
+            path = medmnist.download(rest)
+    return _choose(path, source, options).read(path, options)
+
+
+def _choose(path: Path, source: str | None, options: Options) -> Source:
+    if not path.exists():
+        raise InputError(f"there is nothing at {path}. {_supported()}")
+    if source is not None:
+        if source not in SOURCES:
+            raise unknown("source", source, SOURCES)
+        return SOURCES[source]
+    if options.for_manifest:
+        return SOURCES["manifest"]
+    found = {name: evidence for name, known in SOURCES.items() if (evidence := known.find(path))}
+    named = {name: evidence for name, evidence in found.items() if name not in _GENERAL} or found
+    if len(named) > 1:
+        fitting = "; ".join(
+            f"{SOURCES[name].words} ({listed([e.name for e in evidence], 3)}): source={name}"
+            for name, evidence in named.items()
+        )
+        raise InputError(
+            f"{path} can be read in {len(named)} ways: {fitting}. Say which with source (--source), or give the file "
+            "or folder of one of them."
+        )
+    if not named:
+        raise InputError(f"{_nothing_fits(path)} {_supported()}")
+    return SOURCES[next(iter(named))]
+
+
+def _nothing_fits(path: Path) -> str:
+    """Why a path was not recognised, from what lies there."""
+    if path.is_file():
+        return f"{path} is not a table or .npz file that is known here."
+    if not any(path.iterdir()):
+        return f"{path} is an empty folder."
+    if files := image_files(path, follow_links=True, first_only=True):
+        return f"{path} holds images (such as {files[0].relative_to(path)}) but nothing that labels them."
+    return f"{path} holds no images and no table of them."
+
+
+def _supported() -> str:
+    layouts = "".join(f"\n  - {source.words}: {source.layout}" for source in SOURCES.values())
+    return f"What can be read:{layouts}\n  - synthetic: a small drawn set that needs no files"
+
+
+def _synthetic(settings: str) -> ImageTable:
+    """``overlap=much,seed=3`` to settings of the drawn set."""
+    from cclnet.data.synthetic import SyntheticSettings, synthetic
+
+    known = {field.name: field.default for field in fields(SyntheticSettings)}
+    chosen: dict[str, Any] = {}
+    for assignment in filter(None, settings.split(",")):
+        name, _, text = assignment.partition("=")
+        if name not in known:
+            raise unknown("setting of the synthetic set", name, known)
+        chosen[name] = _value(text)
+        if type(known[name]) is int and type(chosen[name]) is not int:
+            raise InputError(f"synthetic:{assignment}: {name} is a whole number, such as {name}={known[name]}.")
+    return synthetic(SyntheticSettings(**chosen))
+
+
+def _value(text: str) -> bool | int | float | str:
+    """A value by the look of it.
+
+    >>> [_value(text) for text in ("3", "0.1", "true", "much")]
+    [3, 0.1, True, 'much']
+    """
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text

@@ -1,0 +1,85 @@
+"""A folder for each class, with or without folders for train, validation and test above them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from cclnet.data.sources.findings import PART_NAMES, Findings, encode, finish
+from cclnet.data.sources.listing import image_files, subfolders
+from cclnet.data.sources.options import Options, Source
+from cclnet.data.table import ImageTable
+from cclnet.errors import InputError
+
+# Folders that hold the images of other layouts, and never the images of one class.
+_NOT_A_CLASS = re.compile(r"^(isic.*(input|ground_?truth)|.*images_part_\d+|images?|imgs?|masks?)$", re.IGNORECASE)
+
+
+def find(path: Path) -> list[Path]:
+    """The class folders by which the layout is known: two at least, in one part at least."""
+    if not path.is_dir():
+        return []
+    best: list[Path] = []
+    for folder in _part_folders(path) or [path]:
+        classes = [inner for inner in subfolders(folder) if not _NOT_A_CLASS.match(inner.name) and _has_images(inner)]
+        best = max(best, classes, key=len)
+    return best if len(best) > 1 else []
+
+
+def read(path: Path, options: Options) -> ImageTable:
+    """The images below each class folder, at any depth; names are paths inside the data folder."""
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder of class folders.")
+    findings = Findings()
+    parted = bool(_part_folders(path))
+    rows: list[tuple[Path, str, str, str]] = []  # file, name, label, part
+    unlabelled: list[str] = []
+    for file in image_files(path, follow_links=options.follow_links):
+        inner = file.relative_to(path)
+        part, label = _place(inner.parts[:-1], parted)
+        if label:
+            rows.append((file, inner.as_posix(), label, part))
+        else:
+            unlabelled.append(inner.as_posix())
+    findings.leave_out("images without a label (in no class folder)", unlabelled)
+    codes, classes = encode([label for _, _, label, _ in rows])
+    table = ImageTable(
+        source=SOURCE.words,
+        root=path,
+        names=[name for _, name, _, _ in rows],
+        images=[file for file, _, _, _ in rows],
+        labels=codes,
+        classes=classes,
+        parts=np.array([part for _, _, _, part in rows], dtype=np.str_) if parted else None,
+    )
+    return finish(table, findings, options.strict)
+
+
+def _place(above: tuple[str, ...], parted: bool) -> tuple[str, str]:
+    """Part and class from the folders above an image; no class where it lies beside the class folders."""
+    part = ""
+    if parted:
+        part = PART_NAMES.get(above[0].lower(), "") if above else ""
+        above = above[1:] if part else ()
+    label = above[0] if above and not _NOT_A_CLASS.match(above[0]) else ""
+    return part, label
+
+
+def _part_folders(path: Path) -> list[Path]:
+    """Folders called train, val, test and the like, where at least one of them holds class folders."""
+    named = [folder for folder in subfolders(path) if folder.name.lower() in PART_NAMES]
+    return named if any(_has_images(inner) for folder in named for inner in subfolders(folder)) else []
+
+
+def _has_images(folder: Path) -> bool:
+    return bool(image_files(folder, follow_links=True, first_only=True))
+
+
+SOURCE = Source(
+    words="folder per class",
+    layout="melanoma/*.jpg, nevus/*.jpg, … or train/melanoma/*.jpg, val/…, test/…",
+    find=find,
+    read=read,
+)

@@ -1,0 +1,199 @@
+"""MedMNIST: one .npz with images and labels of three parts, at any size; or ``medmnist:NAME``, which downloads it."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+from urllib.error import URLError
+
+import numpy as np
+import numpy.typing as npt
+
+from cclnet.data.sources.findings import Findings, finish
+from cclnet.data.sources.isic import CLASSES
+from cclnet.data.sources.options import Options, Source
+from cclnet.data.table import ImageTable
+from cclnet.errors import InputError, unknown
+
+PARTS = ("train", "val", "test")
+
+# The files hold numbers alone. These are the names behind them, in the words of the collection; for DermaMNIST in
+# those of ISIC, whose images they are.
+_ORGANS = ("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver", "lung-left",
+           "lung-right", "pancreas", "spleen")  # fmt: skip
+CLASS_NAMES: dict[str, tuple[str, ...]] = {
+    "bloodmnist": ("basophil", "eosinophil", "erythroblast", "immature granulocytes", "lymphocyte", "monocyte",
+                   "neutrophil", "platelet"),
+    "breastmnist": ("malignant", "normal or benign"),
+    "chestmnist": ("atelectasis", "cardiomegaly", "effusion", "infiltration", "mass", "nodule", "pneumonia",
+                   "pneumothorax", "consolidation", "edema", "emphysema", "fibrosis", "pleural", "hernia"),
+    "dermamnist": tuple(sorted(set(CLASSES) - {"SCC", "UNK"})),
+    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+    "organamnist": _ORGANS,
+    "organcmnist": _ORGANS,
+    "organsmnist": _ORGANS,
+    "pathmnist": ("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa",
+                  "cancer-associated stroma", "colorectal adenocarcinoma epithelium"),
+    "pneumoniamnist": ("normal", "pneumonia"),
+    "retinamnist": ("0", "1", "2", "3", "4"),
+    "tissuemnist": ("collecting duct or connecting tubule", "distal convoluted tubule",
+                    "glomerular endothelial cells", "interstitial endothelial cells", "leukocytes", "podocytes",
+                    "proximal tubule segments", "thick ascending limb"),
+}  # fmt: skip
+
+
+def find(path: Path) -> list[Path]:
+    return [path] if path.suffix.lower() == ".npz" and path.is_file() else []
+
+
+def read(path: Path, options: Options) -> ImageTable:
+    """All parts in one array, in the order train, val, test."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            parts = [part for part in PARTS if f"{part}_images.npy" in archive.namelist()]
+            if not parts:
+                raise InputError(
+                    f"{path} has no train_images, val_images or test_images (a MedMNIST file has); "
+                    f"it holds {', '.join(archive.namelist()) or 'nothing'}."
+                )
+            images, sizes = _read_images(path, archive, parts)
+            labels = _read_labels(path, archive, parts, sizes)
+    except (zipfile.BadZipFile, OSError, EOFError, KeyError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} cannot be read as .npz: {error}. Is the download complete?") from error
+    table = ImageTable(
+        source=SOURCE.words,
+        root=path,
+        names=[f"{part}_{i:06d}" for part, size in zip(parts, sizes, strict=True) for i in range(size)],
+        images=images,
+        labels=labels,
+        classes=_class_names(path, labels),
+        parts=np.repeat(np.array(parts, dtype=np.str_), sizes),
+    )
+    return finish(table, Findings(), options.strict)
+
+
+def _read_images(path: Path, archive: zipfile.ZipFile, parts: list[str]) -> tuple[npt.NDArray[np.uint8], list[int]]:
+    """Every part is unpacked straight to its place: the large sets fill the memory once, not twice."""
+    shapes = [_shape(path, archive, f"{part}_images.npy") for part in parts]
+    if len({shape[1:] for shape in shapes}) > 1 or not _is_picture(shapes[0][1:]):
+        raise InputError(
+            f"{path}: images must be [N, H, W] or [N, H, W, 3] and the same size in all parts; they are "
+            f"{', '.join(map(str, shapes))}. Volumes (the 3D sets) are not supported."
+        )
+    sizes = [shape[0] for shape in shapes]
+    images = np.empty((sum(sizes), *shapes[0][1:]), dtype=np.uint8)
+    begin = 0
+    for part, size in zip(parts, sizes, strict=True):
+        with archive.open(f"{part}_images.npy") as file:
+            _read_npy_header(file)
+            _fill(images[begin : begin + size].reshape(-1), file)
+        begin += size
+    return images, sizes
+
+
+def _fill(target: npt.NDArray[np.uint8], file: IO[bytes]) -> None:
+    filled = 0
+    while filled < len(target):
+        piece = file.read(min(2**24, len(target) - filled))
+        if not piece:
+            raise EOFError(f"{file.name} ends early")
+        target[filled : filled + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
+        filled += len(piece)
+
+
+def _is_picture(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))
+
+
+def _shape(path: Path, archive: zipfile.ZipFile, member: str) -> tuple[int, ...]:
+    with archive.open(member) as file:
+        shape, fortran_order, dtype = _read_npy_header(file)
+    if dtype != np.uint8 or fortran_order or not shape:
+        raise InputError(f"{path}: {member.removesuffix('.npy')} must be uint8 in C order, is {dtype} {shape}.")
+    expected = int(np.prod(shape, dtype=object))
+    if archive.getinfo(member).file_size < expected:
+        raise EOFError(f"{member} has {archive.getinfo(member).file_size:,} bytes where {expected:,} are announced")
+    return shape
+
+
+def _read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    return np.lib.format.read_array_header_2_0(file)
+
+
+def _read_labels(
+    path: Path, archive: zipfile.ZipFile, parts: list[str], sizes: list[int]
+) -> npt.NDArray[np.int64] | npt.NDArray[np.uint8]:
+    """[N] or [N, 1] is one label an image; [N, K] of zeros and ones is several."""
+    pieces = []
+    for part, size in zip(parts, sizes, strict=True):
+        with archive.open(f"{part}_labels.npy") as file:
+            piece = np.lib.format.read_array(file, allow_pickle=False)
+        if len(piece) != size:
+            raise InputError(f"{path}: {size} {part}_images but {len(piece)} {part}_labels.")
+        pieces.append(piece.reshape(size, -1))
+    labels = np.concatenate(pieces)
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise InputError(f"{path}: {np.count_nonzero(~np.isfinite(labels).all(axis=1)):,} labels are not numbers.")
+    if labels.shape[1] == 1:
+        single = labels[:, 0].astype(np.int64)
+        if (single != labels[:, 0]).any() or (single < 0).any() or single.max(initial=0) >= 10_000:
+            raise InputError(f"{path}: labels must be class numbers from 0 on.")
+        return single
+    if not np.isin(labels, (0, 1)).all():
+        raise InputError(f"{path}: labels of several classes at once must be zeros and ones.")
+    return labels.astype(np.uint8)
+
+
+def _class_names(path: Path, labels: npt.NDArray[Any]) -> tuple[str, ...]:
+    count = labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=0)) + 1
+    name = re.match("[a-z0-9]+", path.stem.lower())
+    known = CLASS_NAMES.get(name[0], ()) if name else ()
+    return known if len(known) >= count else tuple(str(i) for i in range(count))
+
+
+def download(name: str) -> Path:
+    """The file of a MedMNIST set, for example ``dermamnist`` or ``dermamnist_224``, where the medmnist package keeps
+    it. Downloaded if it is not there, and checked against the checksum that the package carries.
+    """
+    try:
+        from medmnist.info import DEFAULT_ROOT, INFO
+    except ImportError as error:
+        raise InputError(
+            "medmnist:NAME needs the medmnist package: pip install 'cclnet[medmnist]'. Or download the .npz yourself "
+            "and give its path."
+        ) from error
+    from torchvision.datasets.utils import download_url
+
+    flag, _, size = name.lower().partition("_")
+    if flag not in INFO or flag.endswith("3d"):
+        raise unknown("MedMNIST set", flag, [known for known in INFO if not known.endswith("3d")])
+    version = "" if size in ("", "28") else f"_{size}"
+    if f"url{version}" not in INFO[flag]:
+        sizes = [key.removeprefix("url_") for key in INFO[flag] if key.startswith("url_")]
+        raise unknown(f"size of {flag}", size, ["28", *sizes])
+    file = f"{flag}{version}.npz"
+    try:
+        download_url(INFO[flag][f"url{version}"], root=DEFAULT_ROOT, filename=file, md5=INFO[flag][f"MD5{version}"])
+    except (URLError, OSError) as error:
+        raise InputError(f"{file} could not be downloaded ({error}). Is there a network? Else give a path.") from error
+    except RuntimeError as error:
+        raise InputError(
+            f"{Path(DEFAULT_ROOT) / file} does not have the checksum it should have: the download was cut off or "
+            "changed. Remove it and try again."
+        ) from error
+    return Path(DEFAULT_ROOT) / file
+
+
+SOURCE = Source(
+    words="MedMNIST",
+    layout="dermamnist.npz, chestmnist_224.npz, … or medmnist:NAME to download",
+    find=find,
+    read=read,
+)
