@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,14 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at a data set before training on it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+
+
+# What can be said about the data, the same for every command that reads it.
+Data = Annotated[str, typer.Argument(help="Folder, CSV, Parquet, .npz, medmnist:NAME or synthetic.")]
+ImageColumn = Annotated[str | None, typer.Option(help="Column of a manifest that names the images.")]
+LabelColumn = Annotated[str | None, typer.Option(help="Column of class names; or columns of 0 and 1: A,B,C.")]
+GroupColumn = Annotated[str | None, typer.Option(help="Column of what must stay together: patient, lesion.")]
+PartColumn = Annotated[str | None, typer.Option(help="Column of train, val and test.")]
 
 
 @app.command()
@@ -92,6 +101,35 @@ def train(
 
 
 @app.command()
+def benchmark(
+    data: Annotated[str, typer.Argument(help="Any data set. None: drawn images of the right size.")] = "",
+    backbones: Annotated[str, typer.Option(help="timm names, separated by commas.")] = (
+        "resnet18,mobilenetv2_100,efficientnet_b0"
+    ),
+    size: Annotated[int, typer.Option(help="Side of the crop; images have a short side of 8/7 of it.")] = 224,
+    batch_size: Annotated[int, typer.Option()] = 128,
+    epochs: Annotated[int, typer.Option(help="Timed epochs, after one for warming up.")] = 4,
+    out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
+    accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Measure training on this machine: against the network's own ceiling and against a DataLoader."""
+    from cclnet.files import write_whole
+    from cclnet.training.benchmark import benchmark as measure
+    from cclnet.training.benchmark import results_table
+    from cclnet.training.settings import make_settings
+
+    short_side = size * 8 // 7
+    drawn = f"synthetic:images=2048,size={short_side}"
+    settings = make_settings(
+        {"data": data or drawn, "short_side": short_side, "batch_size": batch_size, "augment": {"crop": size}}
+    )
+    measured = measure(settings, backbones.split(","), epochs=epochs, accelerator=accelerator)
+    Console().print(results_table(measured))
+    if out:
+        write_whole(out, json.dumps(measured, indent=1) + "\n")
+
+
+@app.command()
 def methods(
     name: Annotated[str, typer.Argument(help="A method, to read its card; none to list them all.")] = "",
 ) -> None:
@@ -105,6 +143,38 @@ def methods(
     for known in METHODS:
         settings = ", ".join(f"{key}={value}" for key, value in method_settings(known).items())
         console.print(f"[bold]{known}[/bold]  {settings}", highlight=False)
+
+
+@data_app.command("show")
+def data_show(
+    data: Data,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    group_column: GroupColumn = None,
+    part_column: PartColumn = None,
+    label_separator: Annotated[str | None, typer.Option(help="What stands between several labels in a cell.")] = None,
+    image_folder: Annotated[Path | None, typer.Option(help="Where the names in a manifest start from.")] = None,
+    source: Annotated[str | None, typer.Option(help="The layout, where two fit.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse images without label and the reverse.")] = False,
+    follow_links: Annotated[bool, typer.Option("--follow-links", help="Allow links out of the folder.")] = False,
+) -> None:
+    """Say how DATA is read, and what is in it: classes, groups, parts, sizes, problems."""
+    from cclnet.data.describe import describe
+    from cclnet.data.sources import open_data
+
+    table = open_data(
+        data,
+        image_column=image_column,
+        label_column=label_column,
+        group_column=group_column,
+        part_column=part_column,
+        label_separator=label_separator,
+        image_folder=image_folder,
+        source=source,
+        strict=strict,
+        follow_links=follow_links,
+    )
+    Console().print(describe(table), highlight=False)
 
 
 def main() -> None:

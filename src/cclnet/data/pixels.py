@@ -104,6 +104,19 @@ def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, 
         raise UnreadableImage(path, error.strerror or str(error)) from error
 
 
+def brightest_16_bit(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> int | None:
+    """The largest value of a 16-bit grey image, None for any other: far below 65535 it will come out dark."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            image = _open(path, file, max_pixels)
+            return int(np.asarray(image).max()) if image.mode.startswith("I;16") else None
+    except UnreadableImage:
+        raise
+    except _BROKEN as error:
+        raise UnreadableImage(path, _reason(error)) from error
+
+
 def _is_dicom(path: Path, start: bytes) -> bool:
     return start[128:132] == b"DICM" or path.suffix.lower() in (".dcm", ".dicom")
 
