@@ -1,0 +1,199 @@
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.v2.functional as tv
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torchvision.transforms import InterpolationMode
+
+from cclnet.data.augment import AugmentSettings, Parameters, augment, draw, normalise
+from cclnet.errors import InputError
+
+MEAN, STD = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.25, 0.3])
+PLAIN = {"horizontal_flip": 0.0, "vertical_flip": 0.0, "brightness": 0.0, "contrast": 0.0, "saturation": 0.0,
+         "hue": 0.0}  # fmt: skip
+
+
+def drawn_for(settings: AugmentSettings, count: int, height: int = 40, width: int = 50, seed: int = 0) -> Parameters:
+    sizes = np.full(count, height), np.full(count, width)
+    return draw(settings, np.random.default_rng(seed), count, np.arange(count), *sizes)
+
+
+def table_of(drawn: Parameters) -> torch.Tensor:
+    return torch.from_numpy(np.stack(drawn, axis=1).astype(np.float32))
+
+
+def crops_of(count: int, height: int, width: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (count, height, width, 3), dtype=torch.uint8, generator=generator)
+
+
+def by_torchvision(crop: torch.Tensor, drawn: Parameters, i: int, settings: AugmentSettings) -> torch.Tensor:
+    """The same image through torchvision's own functions."""
+    image = crop.permute(2, 0, 1)
+    box = [int(value[i]) for value in (drawn.top, drawn.left, drawn.height, drawn.width)]
+    if settings.rotation:
+        turned = tv.rotate(image.float(), float(drawn.degrees[i]), interpolation=InterpolationMode.BILINEAR)
+        image = turned.round().to(torch.uint8)
+    if settings.resized_crop:
+        image = tv.resized_crop(image.float(), *box, [settings.crop] * 2, antialias=True).round().to(torch.uint8)
+    elif settings.rotation:
+        image = tv.crop(image, *box)
+    image = tv.horizontal_flip(image) if drawn.horizontal[i] else image
+    image = tv.vertical_flip(image) if drawn.vertical[i] else image
+    image = tv.to_dtype(image, torch.float32, scale=True)
+    image = tv.adjust_brightness(image, float(drawn.brightness[i]))
+    image = tv.adjust_contrast(image, float(drawn.contrast[i]))
+    image = tv.adjust_saturation(image, float(drawn.saturation[i]))
+    image = tv.adjust_hue(image, float(drawn.hue[i]))
+    return tv.normalize(image, MEAN.tolist(), STD.tolist())
+
+
+@pytest.mark.parametrize("crop", [32, 37])
+def test_the_whole_recipe_agrees_with_torchvision(crop):
+    settings = AugmentSettings(crop=crop, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.3)
+    drawn, crops = drawn_for(settings, 150), crops_of(150, crop, crop)  # more than one piece of the batch
+    images = augment(crops, table_of(drawn), settings, MEAN, STD)
+    assert images.shape == (150, 3, crop, crop) and images.dtype == torch.float32
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    expected = torch.stack([by_torchvision(crops[i], drawn, i, settings) for i in range(150)])
+    torch.testing.assert_close(images, expected, rtol=0, atol=1e-4)  # 1e-5 in [0, 1], divided by std
+
+
+@pytest.mark.parametrize("warp", [{"rotation": 30.0}, {"resized_crop": (0.2, 1.0)},
+                                  {"rotation": 90.0, "resized_crop": (0.3, 0.9)}])  # fmt: skip
+def test_rotation_and_resized_crop_in_the_recipe(warp):
+    settings = AugmentSettings(crop=24, **{**PLAIN, "vertical_flip": 0.5, "horizontal_flip": 0.5}, **warp)
+    drawn = drawn_for(settings, 12)
+    frames = torch.nn.functional.avg_pool2d(crops_of(12, 44, 54).permute(0, 3, 1, 2).float(), 5, stride=1)
+    frames = frames.permute(0, 2, 3, 1).to(torch.uint8)  # 40 x 50, smooth: two roundings stay near each other
+    images = augment(frames, table_of(drawn), settings, MEAN, STD)
+    expected = torch.stack([by_torchvision(frames[i], drawn, i, settings) for i in range(12)])
+    assert ((images - expected) * STD[:, None, None]).abs().max() <= 2.01 / 255  # a level for each resampling
+
+
+@pytest.mark.parametrize(
+    ("changes", "backend"),
+    [
+        ({}, "aot_eager"),
+        ({"mixup": 0.4, "cutmix": 1.0}, "eager"),
+        ({"rotation": 20.0, "resized_crop": (0.5, 1.0), "mixup": 0.2}, "eager"),
+        (PLAIN, "eager"),
+    ],
+)
+def test_compiles_into_one_graph_with_the_same_result(changes, backend):
+    settings = AugmentSettings(crop=20, **changes)
+    side = (40, 50) if settings.warps else (20, 20)
+    crops, parameters = crops_of(6, *side), table_of(drawn_for(settings, 6))
+    compiled = torch.compile(augment, fullgraph=True, backend=backend)
+    expected = augment(crops, parameters, settings, MEAN, STD)
+    torch.testing.assert_close(compiled(crops, parameters, settings, MEAN, STD), expected, rtol=0, atol=1e-4)
+
+
+def test_mixing_uses_the_image_before_and_gives_one_image_less():
+    settings = AugmentSettings(crop=16, **PLAIN, mixup=1.0, cutmix=1.0)
+    drawn, crops = drawn_for(settings, 9), crops_of(9, 16, 16)
+    plain = normalise(crops, MEAN, STD)
+    mixed = augment(crops, table_of(drawn), settings, MEAN, STD)
+    assert len(mixed) == 8
+    kinds = set()
+    for i in range(1, 9):
+        area = slice(drawn.patch_top[i], drawn.patch_bottom[i]), slice(drawn.patch_left[i], drawn.patch_right[i])
+        expected = drawn.share[i] * plain[i] + (1 - drawn.share[i]) * plain[i - 1]
+        expected[:, area[0], area[1]] = plain[i - 1][:, area[0], area[1]]
+        torch.testing.assert_close(mixed[i - 1].double(), expected.double(), rtol=0, atol=1e-5)
+        kinds.add("mixup" if drawn.share[i] < 1 else "cutmix")
+    assert kinds == {"mixup", "cutmix"}
+
+
+def test_own_share_is_what_the_pixels_show():
+    settings = AugmentSettings(crop=32, **PLAIN, cutmix=1.0)
+    drawn = drawn_for(settings, 64)
+    crops = torch.zeros(64, 32, 32, 3, dtype=torch.uint8)
+    crops[1::2] = 255  # black and white in turn, so that the mean shows whose pixels these are
+    mixed = augment(crops, table_of(drawn), settings, torch.zeros(3), torch.ones(3))
+    white = mixed.mean(dim=(1, 2, 3)).numpy()
+    own = np.where(np.arange(1, 64) % 2, white, 1 - white)
+    np.testing.assert_allclose(drawn.own_share(32)[1:], own, atol=1e-6)
+    assert own.min() < 0.3 and own.max() > 0.7
+
+
+def test_draws_lie_where_the_settings_say():
+    settings = AugmentSettings(crop=32, brightness=0.3, contrast=1.5, hue=0.1, horizontal_flip=0.2, rotation=15)
+    drawn = drawn_for(settings, 4000)
+    assert drawn.brightness.min() >= 0.7 and drawn.brightness.max() <= 1.3
+    assert drawn.contrast.min() >= 0.0 and drawn.contrast.max() <= 2.5  # a negative factor would be a negative
+    assert abs(drawn.hue).max() <= 0.1 and abs(drawn.degrees).max() <= 15
+    assert set(drawn.top) == set(range(9)) and set(drawn.left) == set(range(19))  # every window, no other
+    assert drawn.horizontal.mean() == pytest.approx(0.2, abs=0.03)
+    assert drawn.vertical.mean() == pytest.approx(0.5, abs=0.04)
+    for values, width in ((drawn.brightness, 0.6), (drawn.contrast, 2.5), (drawn.hue, 0.2), (drawn.degrees, 30)):
+        assert values.std() == pytest.approx(width / 12**0.5, rel=0.05)  # uniform
+
+
+def test_switching_one_operation_on_leaves_the_others_alone():
+    few = drawn_for(AugmentSettings(crop=32), 10)
+    more = drawn_for(AugmentSettings(crop=32, rotation=10, mixup=0.2, cutmix=0.5, brightness=0), 10)
+    for name in ("top", "left", "horizontal", "vertical", "contrast", "hue"):
+        np.testing.assert_array_equal(getattr(few, name), getattr(more, name))
+
+
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(0, 10**6))
+@hypothesis_settings(max_examples=50, deadline=None)
+def test_resized_boxes_lie_inside_any_image(height, width, seed):
+    settings = AugmentSettings(crop=8, resized_crop=(0.08, 1.0))
+    drawn = drawn_for(settings, 20, height, width, seed)
+    assert (drawn.height >= 1).all() and (drawn.width >= 1).all()
+    assert (drawn.top >= 0).all() and (drawn.left >= 0).all()
+    assert (drawn.top + drawn.height <= height).all() and (drawn.left + drawn.width <= width).all()
+
+
+def test_resized_boxes_have_the_asked_area_and_ratio_or_the_middle_of_a_long_image():
+    drawn = drawn_for(AugmentSettings(crop=8, resized_crop=(0.25, 0.5)), 3000, 300, 400)
+    area, ratio = drawn.height * drawn.width / (300 * 400), drawn.width / drawn.height
+    assert 0.24 < area.min() < 0.26 and 0.49 < area.max() < 0.51
+    assert 0.74 < ratio.min() < 0.77 and 1.30 < ratio.max() < 1.35
+    long = drawn_for(AugmentSettings(crop=8, resized_crop=(1.0, 1.0)), 5, 30, 300)  # no such box fits
+    assert set(long.height) == {30} and set(long.width) == {40} and set(long.left) == {130}
+
+
+def test_a_rank_draws_what_the_whole_batch_drew():
+    settings = AugmentSettings(crop=32, mixup=0.3, cutmix=0.3, resized_crop=(0.2, 1.0))
+    everything = drawn_for(settings, 12)
+    some = np.array([11, 3, 4])
+    sizes = np.full(3, 40), np.full(3, 50)
+    mine = draw(settings, np.random.default_rng(0), 12, some, *sizes)
+    for whole, part in zip(everything, mine, strict=True):
+        np.testing.assert_array_equal(whole[some], part)
+
+
+def test_normalise_agrees_with_torchvision():
+    crops = crops_of(3, 9, 11)
+    expected = tv.normalize(crops.permute(0, 3, 1, 2).float() / 255, MEAN.tolist(), STD.tolist())
+    ours = normalise(crops, MEAN, STD)
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"crop": 0}, "crop must be at least 1 pixel, got 0"),
+        ({"horizontal_flip": 1.5}, "horizontal_flip must be from 0 to 1, got 1.5"),
+        ({"hue": 0.6}, "hue must be from 0 to 0.5"),
+        ({"brightness": -0.1}, "brightness must be 0 or more"),
+        ({"mixup": float("nan")}, "mixup must be 0 or more, got nan"),
+        ({"resized_crop": (0.5, 2.0)}, r"resized_crop must be two numbers above 0, at most 1, .* got \[0.5, 2.0\]"),
+        ({"resized_crop": [0.5]}, "resized_crop must be two numbers"),
+        ({"resized_ratio": (2, 1)}, "resized_ratio must be two numbers above 0, the smaller first"),
+        ({"hue": 1.0, "cutmix": -1.0}, "hue must .*; cutmix must"),
+    ],
+)
+def test_wrong_settings_are_named(changes, message):
+    with pytest.raises(InputError, match=message):
+        AugmentSettings(**changes)
+
+
+def test_lists_as_a_settings_file_gives_them():
+    assert AugmentSettings(resized_crop=[0.5, 1]) == AugmentSettings(resized_crop=(0.5, 1))  # type: ignore[arg-type]
