@@ -1,0 +1,1 @@
+"""The network inside training loops that people already have; each file needs the framework it is named after."""
