@@ -28,7 +28,7 @@ class TimmClassifier(nn.Module):
 
         if not timm.is_model(name):
             raise unknown("backbone", name, timm.list_models())
-        self.model: nn.Module = timm.create_model(
+        self.model: Any = timm.create_model(
             name, pretrained=pretrained, num_classes=num_classes, in_chans=in_channels, **(backbone_settings or {})
         )
         # The width after pooling; some models widen it between pooling and classifier (not num_features).

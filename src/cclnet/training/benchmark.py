@@ -23,6 +23,7 @@ import timm
 import torch
 from PIL import Image
 from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
 from cclnet.data.table import ImageTable
@@ -77,6 +78,24 @@ def benchmark(
         },
         "rows": rows,
     }  # fmt: skip
+
+
+def results_table(measured: dict[str, Any]) -> Table:
+    """The figures as a table for the terminal."""
+    table = Table(title=f"images per second, {measured['device']}", title_justify="left")
+    names = ("ceiling", "hard", "ccl", "reference", "of ceiling", "ccl time", "over reference", "start")
+    for name in ("backbone", *names):
+        table.add_column(name, justify="left" if name == "backbone" else "right")
+    for row in measured["rows"]:
+        table.add_row(
+            row["backbone"],
+            *(f"{row[key]:,.0f}" for key in ("ceiling", "hard", "ccl", "reference")),
+            f"{row['of_ceiling']:.2f}",
+            f"{row['ccl_over_hard']:.2f}",
+            f"{row['over_reference']:.1f}",
+            f"{row['ccl_first_step_seconds']:.0f} s",
+        )
+    return table
 
 
 def _epochs(settings: Settings, data: PreparedData, scratch: Path, accelerator: str) -> dict[str, Any]:

@@ -117,7 +117,6 @@ class Training:
             settings.augment,
             self.mean,
             self.std,
-            data.table.num_classes,
             settings.clip,
             compile=compiled,
             capture=compiled and on_gpu and fabric.world_size == 1,

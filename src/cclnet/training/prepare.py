@@ -37,7 +37,9 @@ def make_fabric(settings: Settings, devices: int | None = None, accelerator: str
     auto = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     precision = {"auto": auto, "32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}[settings.precision]
     strategy = "ddp" if count * nodes > 1 else "auto"
-    return Fabric(accelerator, strategy, devices=count, num_nodes=nodes, precision=precision)
+    return Fabric(
+        accelerator=accelerator, strategy=strategy, devices=count, num_nodes=nodes, precision=precision
+    )
 
 
 def make_deterministic() -> None:
@@ -94,13 +96,12 @@ def train_loader(settings: Settings, data: PreparedData, fabric: Fabric) -> Load
         rows,
         batch_size=settings.batch_size,
         augment=settings.augment,
-        crop=settings.augment.crop,
+        num_classes=data.table.num_classes,
         seed=settings.seed,
         device=fabric.device,
         resident=settings.resident,
         rank=fabric.global_rank,
         world_size=fabric.world_size,
-        drop_last=True,
         weights=weights,
         balanced=settings.balanced_sampling,
     )
@@ -112,14 +113,12 @@ def test_loader(settings: Settings, data: PreparedData, rows: npt.NDArray[np.int
         data.table.labels,
         rows,
         batch_size=settings.batch_size,
-        augment=None,
         crop=settings.augment.crop,
         seed=settings.seed,
         device=fabric.device,
         resident=settings.resident,
         rank=fabric.global_rank,
         world_size=fabric.world_size,
-        drop_last=False,
     )
 
 

@@ -37,7 +37,6 @@ class TrainStep:
         settings: AugmentSettings,
         mean: Tensor,
         std: Tensor,
-        num_classes: int,
         clip: float,
         compile: bool,
         capture: bool,
@@ -52,8 +51,9 @@ class TrainStep:
         self._inputs: Batch | None = None
         self._losses: Tensor | None = None
 
-        def augmented(batch: Batch) -> tuple[Tensor, Tensor]:
-            return augment(batch.crops, batch.labels, batch.parameters, settings, mean, std, num_classes)
+        def augmented(crops: Tensor, parameters: Tensor | None) -> Tensor:
+            assert parameters is not None  # a training batch has them
+            return augment(crops, parameters, settings, mean, std)
 
         self.augmented = torch.compile(augmented, fullgraph=True) if compile else augmented
 
@@ -72,8 +72,8 @@ class TrainStep:
         return losses
 
     def _gradients(self, batch: Batch) -> Tensor:
-        images, labels = self.augmented(batch)
-        loss = self.network(images, labels, batch.weight)
+        images = self.augmented(batch.crops, batch.parameters)
+        loss = self.network(images, batch.labels, batch.weight)
         self.backward(loss.total)
         if self.clip > 0:
             for group in self.optimizer.param_groups:

@@ -1,0 +1,190 @@
+"""Whole runs on the embedded set: what they leave behind, and what the settings do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cclnet import CCLNet, InputError
+from cclnet.training.loop import train
+from cclnet.training.settings import Settings, make_settings
+
+TINY: dict[str, Any] = {
+    "data": "synthetic:images=160,size=32",
+    "short_side": 32,
+    "backbone": "test_resnet",
+    "method_settings": {"widths": (16, 8), "patience": 2},
+    "epochs": 3,
+    "batch_size": 32,
+    "lr": 0.02,
+    "lr_ccl": 0.01,
+    "split": {"val": 0.25, "calibration": 0.1},
+    "augment": {"crop": 28},
+}
+
+
+def tiny(**changes: Any) -> Settings:
+    return make_settings(TINY, changes)
+
+
+def run(tmp_path: Path, name: str = "run", **changes: Any) -> Path:
+    return train(tiny(**changes), tmp_path / name, accelerator="cpu", progress=False, cache_dir=tmp_path / "cache")
+
+
+def metrics(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_leaves_everything_behind(tmp_path: Path) -> None:
+    path = run(tmp_path)
+    records = metrics(path)
+    assert [record["epoch"] for record in records] == [1, 2, 3]
+    for term in ("loss", "cross_entropy", "kl", "head_cross_entropy", "class_correlation", "softness", "val_accuracy"):
+        assert all(np.isfinite(record[term]) for record in records)
+    assert records[0]["loss"] == pytest.approx(
+        sum(records[0][t] for t in ("cross_entropy", "kl", "head_cross_entropy", "class_correlation")), rel=1e-5
+    )
+    model = json.loads((path / "model.json").read_text())
+    assert model["trained"]["versions"]["torch"] and model["trained"]["epochs"] == 3
+    correlation = pd.read_csv(path / "correlation.csv", index_col="class")
+    assert list(correlation.columns) == model["classes"] == list(correlation.index)
+    np.testing.assert_allclose(correlation.to_numpy().sum(axis=1), 1.0, atol=1e-6)
+    split = pd.read_csv(path / "split.csv")
+    predictions = pd.read_csv(path / "predictions.csv")
+    assert set(predictions["image"]) == set(split.loc[split["part"] != "train", "image"])
+    assert set(predictions["part"]) == {"val", "calibration"}
+    assert sorted(p.name for p in (path / "checkpoints").iterdir()) == [
+        "epoch-000002-step-00000000.pt",
+        "epoch-000003-step-00000000.pt",
+    ]
+    assert any((path / "tensorboard").iterdir())
+
+
+def test_shipped_weights_give_the_predictions(tmp_path: Path) -> None:
+    from cclnet.data.sources import open_data
+
+    path = run(tmp_path)
+    model = json.loads((path / "model.json").read_text())
+    net = CCLNet(model["backbone"], len(model["classes"]), method="hard").eval()
+    net.classifier.shipped.load_state_dict(load_file(path / "model.safetensors"))
+    table = open_data(TINY["data"])
+    predictions = pd.read_csv(path / "predictions.csv").set_index("image")
+    name = predictions.index[0]
+    pixels = table.images[list(table.names).index(name)][2:30, 2:30]
+    image = torch.tensor(pixels).permute(2, 0, 1)[None].float() / 255
+    image = (image - torch.tensor(model["mean"]).view(1, 3, 1, 1)) / torch.tensor(model["std"]).view(1, 3, 1, 1)
+    with torch.no_grad():
+        probabilities = torch.softmax(net(image), dim=1)[0].numpy()
+    expected = predictions.loc[name, [f"p_{c}" for c in model["classes"]]].to_numpy(dtype=float)
+    np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["hard", "lsr-u5", "lsr-a1"])
+def test_other_methods(tmp_path: Path, method: str) -> None:
+    settings = make_settings({**TINY, "method": method, "method_settings": {}, "epochs": 1})
+    record = metrics(train(settings, tmp_path / "run", accelerator="cpu", progress=False))[0]
+    assert record["cross_entropy"] == pytest.approx(record["loss"]) and "kl" not in record
+
+
+def test_what_the_settings_do(tmp_path: Path) -> None:
+    """Each of these changes the weights, and the averaged weights differ from the last ones."""
+    plain = load_file(run(tmp_path, "plain", epochs=1) / "model.safetensors")
+    changes: dict[str, dict[str, Any]] = {
+        "adamw": {"optimizer": "adamw", "lr": 0.001},
+        "cosine": {"schedule": "cosine"},
+        "warm": {"warmup_epochs": 1},
+        "ema": {"ema": 0.9},
+        "weights": {"class_weights": True},
+        "balanced": {"balanced_sampling": True},
+        "seed": {"seed": 1},
+        "clip": {"clip": 0.001},
+        "frozen": {"batch_norm": "frozen"},
+    }
+    for name, change in changes.items():
+        other = load_file(run(tmp_path, name, epochs=1, **change) / "model.safetensors")
+        assert set(other) == set(plain)
+        assert any(not torch.equal(other[key], plain[key]) for key in plain), name
+    again = load_file(run(tmp_path, "again", epochs=1) / "model.safetensors")
+    assert all(torch.equal(again[key], plain[key]) for key in plain)
+
+
+def test_frozen_batch_norm_keeps_its_averages(tmp_path: Path) -> None:
+    weights = load_file(run(tmp_path, epochs=1, batch_norm="frozen") / "model.safetensors")
+    means = [value for name, value in weights.items() if name.endswith("running_mean")]
+    assert means and all(torch.equal(value, torch.zeros_like(value)) for value in means)
+
+
+def test_streamed_and_resident_give_the_same_bits(tmp_path: Path) -> None:
+    resident = load_file(run(tmp_path, "resident", resident=True) / "model.safetensors")
+    streamed = load_file(run(tmp_path, "streamed", resident=False) / "model.safetensors")
+    assert all(torch.equal(resident[name], streamed[name]) for name in resident)
+
+
+def test_time_limit_stops_early_and_resume_ends_it(tmp_path: Path) -> None:
+    path = run(tmp_path, max_minutes=1e-9)
+    assert json.loads((path / "model.json").read_text())["trained"]["epochs"] == 0
+    assert not (path / "metrics.jsonl").exists()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"not finite \(.*loss.*\) at step \d+ of epoch 1.*no earlier checkpoint"):
+        run(tmp_path, lr=1e30, clip=0)
+    assert not (tmp_path / "run" / "predictions.csv").exists()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_folder_with_a_run_is_left_alone(tmp_path: Path) -> None:
+    path = run(tmp_path, epochs=1)
+    before = (path / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match="holds a run already"):
+        run(tmp_path, epochs=1)
+    assert (path / "model.safetensors").read_bytes() == before
+
+
+def test_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no run to resume"):
+        train(None, tmp_path / "nothing", accelerator="cpu", progress=False)
+
+
+def test_run_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be made"):
+        train(tiny(), tmp_path / "file" / "run", accelerator="cpu", progress=False)
+
+
+def test_weights_from_a_file(tmp_path: Path) -> None:
+    path = run(tmp_path, "first", epochs=1)
+    weights = path / "model.safetensors"
+    started = run(tmp_path, "second", epochs=1, lr=0.0, lr_ccl=0.0, weights=str(weights), batch_norm="frozen")
+    first, second = load_file(weights), load_file(started / "model.safetensors")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    # A classifier of other classes is left out, the rest is taken.
+    other = {name: value for name, value in first.items() if not name.startswith("fc.")}
+    other["fc.weight"], other["fc.bias"] = torch.zeros(1000, first["fc.weight"].shape[1]), torch.zeros(1000)
+    save_file(other, tmp_path / "other.safetensors")
+    third = load_file(
+        run(tmp_path, "third", epochs=1, lr=0.0, weights=str(tmp_path / "other.safetensors"), batch_norm="frozen")
+        / "model.safetensors"
+    )
+    assert all(torch.equal(first[name], third[name]) for name in first if not name.startswith("fc."))
+
+
+def test_weights_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no weights file"):
+        run(tmp_path, "a", weights=str(tmp_path / "none.safetensors"))
+    save_file({"nothing": torch.ones(2)}, tmp_path / "odd.safetensors")
+    with pytest.raises(InputError, match=r"does not fit.*Missing.*conv1.*Not used: nothing \[2\]"):
+        run(tmp_path, "b", weights=str(tmp_path / "odd.safetensors"))
+    (tmp_path / "text.safetensors").write_text("not weights")
+    with pytest.raises(InputError, match="is refused"):
+        run(tmp_path, "c", weights=str(tmp_path / "text.safetensors"))
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(InputError, match="holds no state dict"):
+        run(tmp_path, "d", weights=str(tmp_path / "list.pt"))
