@@ -1,0 +1,100 @@
+"""The report of a comparison: comparison.html, and the same as comparison.md and comparison.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cclnet.evaluation.correlation import read_correlation
+from cclnet.files import write_whole
+from cclnet.report.comparison_figures import differences, seed_points
+from cclnet.report.heat import HeatTable, agreement_table, soft_label_table
+from cclnet.report.page import render
+from cclnet.report.summary import judged_on
+from cclnet.report.words import signed_text
+
+Compared = Mapping[str, Any]
+
+MOST_MATRICES = 12  # shown side by side; the agreement is of all
+
+
+def write_comparison(out: str | Path, compared: Compared) -> Path:
+    """Write comparison.html, comparison.md and comparison.json into a folder; returns the path of the page.
+
+    Args:
+        out: the folder to write into, made if need be.
+        compared: what ``cclnet.evaluation.compare.compare(runs)`` returned. The soft labels shown side by side are
+            read from the folders of the runs it names.
+    """
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = comparison_content(compared)
+    write_whole(folder / "comparison.json", json.dumps(compared, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_whole(folder / "comparison.md", render("comparison.md", **content))
+    write_whole(folder / "comparison.html", render("comparison.html", **content))
+    return folder / "comparison.html"
+
+
+def comparison_content(compared: Compared) -> dict[str, Any]:
+    """Everything the two templates show."""
+    matrices = _matrices(compared)
+    correlation = compared["correlation"]
+    return {
+        "compared": compared,
+        "names": [method["name"] for method in compared["methods"]],
+        "judged_on": judged_on(compared),
+        "contents": _contents(compared),
+        "difference_figures": [differences(c, compared["metrics"]) for c in compared["comparisons"]],
+        "seed_figures": [seed_points(compared["methods"], metric) for metric in compared["metrics"]],
+        "agreement": agreement_table(correlation["agreement"], correlation["runs"]) if correlation else None,
+        "agreement_words": _agreement_words(correlation) if correlation else "",
+        "matrices": matrices,
+        "matrices_note": _matrices_note(compared, len(matrices)),
+        "versions": [(name, str(value)) for name, value in compared["versions"].items()],
+    }
+
+
+def _contents(compared: Compared) -> list[tuple[str, str]]:
+    pairs = [(f"pair-{n}", f"{c['a']} against {c['b']}") for n, c in enumerate(compared["comparisons"], start=1)]
+    learned = [("correlation", "Soft labels")] if compared["correlation"] else []
+    return [
+        ("verdict", "Verdict"),
+        ("scores", "Scores"),
+        *pairs,
+        ("seeds", "Every run"),
+        *learned,
+        ("settings", "Versions"),
+    ]
+
+
+def _agreement_words(correlation: Mapping[str, Any]) -> str:
+    mean = correlation["mean_agreement"]
+    if mean is None:
+        return "Their agreement is undefined: the soft labels of at least one run are all alike."
+    return (
+        f"On average the soft labels of two runs have a rank correlation of {signed_text(mean)}. Agreement does not "
+        "prove that looks were learned: runs also agree when they all follow how rare a class is."
+    )
+
+
+def _matrices(compared: Compared) -> list[tuple[str, HeatTable]]:
+    """The soft labels of the runs that have some and are still where the comparison found them."""
+    if not compared["correlation"]:
+        return []
+    learned = set(compared["correlation"]["runs"])
+    places = {run["name"]: Path(run["path"]) for method in compared["methods"] for run in method["runs"]}
+    files = [(name, (place if place.is_dir() else place.parent) / "correlation.csv")
+             for name, place in places.items() if name in learned]  # fmt: skip
+    shown = [(name, file) for name, file in files if file.exists()][:MOST_MATRICES]
+    tables = []
+    for name, file in shown:
+        classes, matrix = read_correlation(file)
+        tables.append((name, soft_label_table(matrix.tolist(), classes)))
+    return tables
+
+
+def _matrices_note(compared: Compared, shown: int) -> str:
+    runs = len(compared["correlation"]["runs"]) if compared["correlation"] else 0
+    return f"{shown} of {runs} matrices are shown." if shown < runs else ""
