@@ -10,6 +10,10 @@ class InputError(ValueError):
     """Something that was given cannot be used. The command line prints the message alone."""
 
 
+class NotFinite(InputError):
+    """Numbers that should be finite are NaN or infinite: training has diverged, or its input is broken."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
     """An error for a name that is not there, with the nearest valid one.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cclnet import functional
-from cclnet.errors import InputError
+from cclnet.errors import InputError, NotFinite
 
 
 class CCLHead(nn.Module):
@@ -164,7 +164,7 @@ def check_batch(features: Tensor, labels: Tensor, in_features: int, num_classes:
     check_labels(labels, len(features), num_classes)
     if _values_can_be_read(features) and not bool(torch.isfinite(features).all()):
         bad = int((~torch.isfinite(features)).any(dim=1).sum())
-        raise InputError(
+        raise NotFinite(
             f"features of {bad} of {len(features)} images are NaN or infinite. The backbone has diverged or "
             "its input is broken: lower the learning rate, clip gradients, check the images."
         )

@@ -133,11 +133,23 @@ def test_time_limit_stops_early_and_resume_ends_it(tmp_path: Path) -> None:
     assert not (path / "metrics.jsonl").exists()
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"not finite \(.*loss.*\) at step \d+ of epoch 1.*no earlier checkpoint"):
-        run(tmp_path, lr=1e30, clip=0)
+@pytest.mark.parametrize("method", ["hard", "ccl"])
+def test_divergence_ends_the_run_and_names_the_step(tmp_path: Path, method: str) -> None:
+    diverging = {**TINY, "method": method, "method_settings": {}, "lr": 1e8, "clip": 0.0}
+    with pytest.raises(InputError, match=r"diverged at step \d+ of epoch 1 \(.*no earlier checkpoint"):
+        train(make_settings(diverging), tmp_path / "run", accelerator="cpu", progress=False)
     assert not (tmp_path / "run" / "predictions.csv").exists()
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_divergence_names_the_last_good_checkpoint(tmp_path: Path) -> None:
+    def poison(record: dict[str, Any], network: CCLNet) -> None:
+        if record["epoch"] == 2:
+            with torch.no_grad():
+                next(network.classifier.parameters()).fill_(float("nan"))
+
+    with pytest.raises(InputError, match=r"diverged at step 1 of epoch 3.*epoch-000002-step-00000000"):
+        train(tiny(), tmp_path / "run", accelerator="cpu", progress=False, on_epoch=poison)
 
 
 def test_a_folder_with_a_run_is_left_alone(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from cclnet.data.augment import normalise
 from cclnet.data.loader import Loader
-from cclnet.errors import InputError
+from cclnet.errors import NotFinite
 from cclnet.evaluation.predictions import Predictions, write_predictions
 from cclnet.functional import collapse_point
 from cclnet.network import CCLNet, Classifier
@@ -147,9 +147,9 @@ class Training:
                 record = self._close_epoch(began)
                 matrix = self.network.soft_labels()
                 display.epoch(record, matrix, self.data.table.classes, self._words(record))
+                self._save()
                 if on_epoch is not None:
                     on_epoch(record, self.network)
-                self._save()
                 if signal := stop.asked():
                     raise Interrupted(self.run.path, signal)
 
@@ -162,7 +162,10 @@ class Training:
         first, words = self.steps, self._words(self.records[-1] if self.records else {})
         for step, batch in enumerate(self.loader.epoch(self.epoch, start=self.steps), start=self.steps):
             self._set_rates(self.epoch + step / len(self.loader))
-            losses = self.step(batch).double()
+            try:
+                losses = self.step(batch).double()
+            except NotFinite as error:
+                raise self._diverged(str(error), step + 1) from error
             self.sums = losses if self.sums is None else self.sums + losses
             self.bad_step = torch.where((self.bad_step < 0) & ~losses.isfinite().all(), step + 1, self.bad_step)
             self.steps = step + 1
@@ -203,14 +206,18 @@ class Training:
         assert self.sums is not None
         sums: Tensor = self.fabric.all_reduce(self.sums, reduce_op="mean")
         if not bool(torch.isfinite(sums).all()):
-            kept = checkpoints(self.run.checkpoints)
-            good = f"The last good checkpoint is {kept[-1]}" if kept else "There is no earlier checkpoint"
             bad = ", ".join(n for n, v in zip(self.step.terms, sums.tolist(), strict=True) if not math.isfinite(v))
-            raise InputError(
-                f"the loss is not finite ({bad}) at step {int(self.bad_step)} of epoch {self.epoch + 1}. "
-                f"{good}; nothing was overwritten. Lower lr, set clip, or use warmup_epochs; check the images."
-            )
+            raise self._diverged(f"not finite: {bad}", int(self.bad_step))
         return sums.cpu()
+
+    def _diverged(self, what: str, step: int) -> NotFinite:
+        self.writer.close()  # what is still being written is good
+        kept = checkpoints(self.run.checkpoints)
+        good = f"the last good checkpoint is {kept[-1]}" if kept else "there is no earlier checkpoint"
+        return NotFinite(
+            f"training diverged at step {step} of epoch {self.epoch + 1} ({what}). Nothing was overwritten; {good}. "
+            "Lower lr, set clip or warmup_epochs, or check the images."
+        )
 
     # ---- what the loop uses ------------------------------------------------------------------------------------
 
