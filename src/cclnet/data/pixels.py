@@ -95,7 +95,7 @@ def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, 
             if _is_dicom(path, start):
                 from cclnet.data.dicom import dicom_size
 
-                return dicom_size(path, file)
+                return dicom_size(path, file, max_pixels)
             image = _open(path, file, max_pixels)
             # A TIFF that Pillow turns by itself has its size turned already.
             turned = _orientation(image) >= 5 and image.format != "TIFF"
