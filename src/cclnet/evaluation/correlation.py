@@ -1,0 +1,155 @@
+"""What a run learned about its classes: the matrix of soft labels, how soft it is, and what it follows.
+
+``correlation.csv`` has the header ``class,<name>,<name>,...`` and one row a class: row k is the soft label of class k.
+Two matrices agree by the rank correlation (Spearman) of their off-diagonal entries, all K·(K − 1) ordered ones, so
+that a matrix that is not symmetric has its say; for symmetric ones this is the same as over unordered pairs.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy import stats
+
+from cclnet.errors import InputError
+from cclnet.evaluation.predictions import Floats
+from cclnet.files import write_whole
+from cclnet.functional import collapse_point
+
+
+def write_correlation(path: str | Path, classes: Sequence[str], matrix: npt.ArrayLike) -> None:
+    """Write a [K, K] matrix with the names of its classes; 17 digits bring a float64 back exactly."""
+    values = np.asarray(matrix, dtype=np.float64)
+    if values.shape != (len(classes), len(classes)):
+        raise InputError(f"{len(classes)} classes need a matrix of that size, got {list(values.shape)}.")
+    frame = pd.DataFrame(values, columns=list(classes))
+    frame.insert(0, "class", list(classes), allow_duplicates=True)
+    write_whole(path, frame.to_csv(index=False, float_format="%.17g", lineterminator="\n"))
+
+
+def read_correlation(path: str | Path) -> tuple[tuple[str, ...], Floats]:
+    """The names of the classes and the [K, K] matrix of a correlation.csv."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"no file {path}. Methods that learn soft labels write it; hard labels have none.")
+    # the header is read as a row like any other: a class may be called "class", and names may look like numbers
+    text = path.read_text(encoding="utf-8-sig")
+    try:
+        cells = pd.read_csv(io.StringIO(text), header=None, dtype=str, keep_default_na=False)
+    except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
+        raise InputError(f"{path} cannot be read as comma-separated text: {error}") from error
+    classes = tuple(str(name) for name in cells.iloc[0, 1:])
+    rows = tuple(str(name) for name in cells.iloc[1:, 0])
+    if len(classes) < 2 or rows != classes:
+        raise InputError(f"{path}: rows and columns must name the same classes in the same order, at least two; "
+                         f"columns {', '.join(classes) or 'none'}; rows {', '.join(rows) or 'none'}.")  # fmt: skip
+    matrix = cells.iloc[1:, 1:].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
+    if not ((matrix >= 0) & (matrix <= 1)).all():
+        i, k = np.argwhere(~((matrix >= 0) & (matrix <= 1)))[0]
+        raise InputError(f"{path}: entries must be probabilities in [0, 1]; row {classes[i]}, column {classes[k]} "
+                         f"holds '{cells.iloc[i + 1, k + 1]}'.")  # fmt: skip
+    return classes, matrix
+
+
+def off_diagonal(matrix: npt.ArrayLike) -> Floats:
+    """The K·(K − 1) entries off the diagonal, row by row.
+
+    >>> off_diagonal([[9, 1], [2, 9]])
+    array([1., 2.])
+    """
+    values = np.asarray(matrix, dtype=np.float64)
+    return values[~np.eye(len(values), dtype=bool)]
+
+
+def agreement(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
+    """Spearman's rank correlation of the off-diagonals of two [K, K] matrices, over the entries that both have
+    (not NaN); NaN when either is constant, as uniform label smoothing is.
+
+    >>> agreement([[0, 1, 2], [1, 0, 3], [2, 3, 0]], [[0, 10, 20], [10, 0, 30], [20, 30, 0]])
+    1.0
+    """
+    first, second = off_diagonal(a), off_diagonal(b)
+    if first.shape != second.shape:
+        raise InputError(f"matrices of {np.shape(a)[0]} and {np.shape(b)[0]} classes cannot agree or disagree.")
+    both = np.isfinite(first) & np.isfinite(second)
+    first, second = first[both], second[both]
+    # entries that differ by rounding alone are not ranked
+    if len(first) < 2 or np.ptp(first) < 1e-9 or np.ptp(second) < 1e-9:
+        return math.nan
+    return float(stats.spearmanr(first, second).statistic)
+
+
+def rarity(counts: npt.ArrayLike) -> Floats:
+    """``−(log n_i + log n_j)`` for every pair of classes, [K, K]: high where both are rare."""
+    logs = np.log(np.maximum(np.asarray(counts, dtype=np.float64), 0.5))  # no image: rarer than one
+    return -(logs[:, None] + logs[None, :])
+
+
+def rarity_agreement(matrix: npt.ArrayLike, counts: npt.ArrayLike) -> float:
+    """How far the matrix follows class frequency alone: its agreement with the rarity of pairs."""
+    return agreement(matrix, rarity(counts))
+
+
+def confusion_agreement(matrix: npt.ArrayLike, confusion: npt.ArrayLike) -> float:
+    """Agreement with how often the model took class i for class j, as a share of the images of class i."""
+    counts = np.asarray(confusion, dtype=np.float64)
+    images = counts.sum(axis=1, keepdims=True)
+    return agreement(matrix, np.divide(counts, images, out=np.full_like(counts, np.nan), where=images > 0))
+
+
+def smoothing_distance(matrix: Floats) -> tuple[float, Floats]:
+    """Uniform label smoothing of the same softness: its ε, and the total variation of each row from it, [K].
+
+    ``ε = (1 − softness) K / (K − 1)``; total variation is half the sum of absolute differences.
+    """
+    size = len(matrix)
+    epsilon = (1 - float(np.diagonal(matrix).mean())) * size / (size - 1)
+    smoothed = (1 - epsilon) * np.eye(size) + epsilon / size
+    return epsilon, np.abs(matrix - smoothed).sum(axis=1) / 2
+
+
+def summary(
+    classes: Sequence[str],
+    matrix: Floats,
+    collapse_softness: float | None = None,
+    counts: npt.ArrayLike | None = None,
+    confusion: npt.ArrayLike | None = None,
+) -> dict[str, Any]:
+    """What scores.json says about a matrix; its schema stands in judge.py."""
+    epsilon, distance = smoothing_distance(matrix)
+    others = np.where(np.eye(len(classes), dtype=bool), -np.inf, matrix)
+    nearest = others.argmax(axis=1)
+    pairs = [
+        {"a": classes[i], "b": classes[j], "weight": float(matrix[i, j] + matrix[j, i]) / 2}
+        for i in range(len(classes))
+        for j in range(i + 1, len(classes))
+    ]
+    return {
+        "matrix": matrix.tolist(),
+        "softness": float(np.diagonal(matrix).mean()),
+        "collapse_softness": collapse_point(len(classes))[1] if collapse_softness is None else collapse_softness,
+        "uniform_smoothing": {
+            "epsilon": epsilon,
+            "distance_mean": float(distance.mean()),
+            "distance_max": float(distance.max()),
+        },
+        "per_class": [
+            {"class": name, "softness": float(matrix[k, k]), "most_alike": classes[nearest[k]],
+             "weight": float(matrix[k, nearest[k]])}
+            for k, name in enumerate(classes)
+        ],  # fmt: skip
+        "most_alike_pairs": sorted(pairs, key=lambda pair: -float(str(pair["weight"])))[:10],
+        "rarity_agreement": None if counts is None else _defined(rarity_agreement(matrix, counts)),
+        "confusion_agreement": None if confusion is None else _defined(confusion_agreement(matrix, confusion)),
+    }
+
+
+def _defined(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,198 @@
+"""Tests between runs on the same images, and what several seeds allow one to say.
+
+Two things vary: the seed of a run, and the images (or groups) that happened to be tested. A claim about a method must
+survive both. With d_s the difference of two methods at seed s on all images, s = 1..S:
+
+- *seeds*: ``V_seed = var(d_s) / S``, S − 1 degrees of freedom (seeds not paired: Welch's);
+- *images*: ``V_image = variance over bootstrap draws of groups of mean_s d_s``, G − 1 degrees of freedom for G groups.
+
+The interval is ``D ± √(t²_{S−1} V_seed + t²_{G−1} V_image)``, D = mean of d_s, and p the level at which it touches zero.
+Why not the plain hierarchical bootstrap (draw seeds, then groups), which stands beside it: a bootstrap of five seeds
+has 4/5 of their variance and takes normal for t quantiles (1.96 for 2.78), so it finds differences between equal
+methods two to three times too often. Why not one variance with Welch-Satterthwaite degrees of freedom: with two or
+three seeds the seeds' variance is often far too small by luck, and then counts as if the images had settled it. Here
+t² V_seed enters whole, so p is never below that of the t-test over seeds, nor below that of the images alone. Errors
+that a single model makes on single images enter both terms; the test is cautious by that much.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize, stats
+
+from cclnet.evaluation.bootstrap import LEVEL
+from cclnet.evaluation.predictions import Floats
+
+EXACT_SEEDS = 16  # 2^16 sign patterns are looked at one by one, beyond that 2^16 random ones
+FEW_DISCORDANT = 25
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A variance of an estimate and its degrees of freedom."""
+
+    variance: float
+    freedom: float
+
+
+def over_seeds(values: Floats) -> Spread:
+    """Of the mean of one value a seed, [S]; S of one says nothing (variance NaN)."""
+    count = len(values)
+    return Spread(float(values.var(ddof=1)) / count, count - 1) if count > 1 else Spread(math.nan, 0)
+
+
+def over_seeds_unpaired(a: Floats, b: Floats) -> Spread:
+    """Of mean(a) − mean(b), with Welch's degrees of freedom."""
+    first, second = over_seeds(a), over_seeds(b)
+    if not (first.freedom and second.freedom):
+        return Spread(math.nan, 0)
+    variance = first.variance + second.variance
+    if variance == 0:
+        return Spread(0.0, first.freedom + second.freedom)
+    parts = first.variance**2 / first.freedom + second.variance**2 / second.freedom
+    return Spread(variance, variance**2 / parts)
+
+
+def over_images(draws: Floats, units: int) -> Spread:
+    """Of a score (or difference) from its bootstrap draws [D] over ``units`` groups."""
+    draws = draws[np.isfinite(draws)]
+    if units < 2 or len(draws) < 2:
+        return Spread(math.nan, 0)
+    return Spread(float(draws.var(ddof=1)) * units / (units - 1), units - 1)
+
+
+def reach(spreads: Sequence[Spread], level: float = LEVEL) -> float:
+    """Half the width of the interval: ``√(Σ t² V)`` over the sources of spread; NaN when one is unknown."""
+    terms = [float(stats.t.ppf((1 + level) / 2, s.freedom)) ** 2 * s.variance if s.freedom else math.nan for s in spreads]
+    return math.sqrt(sum(terms))
+
+
+def p_value(difference: float, spreads: Sequence[Spread]) -> float:
+    """The level at which the interval just touches zero.
+
+    >>> d = np.array([1.0, 2.0, 4.0, 3.0])  # one source alone: the t-test
+    >>> p = p_value(d.mean(), [over_seeds(d)])
+    >>> bool(np.isclose(p, stats.ttest_1samp(d, 0).pvalue))
+    True
+    """
+    if any(not math.isfinite(s.variance) for s in spreads) or not math.isfinite(difference):
+        return math.nan
+    if difference == 0:
+        return 1.0
+    if all(s.variance == 0 for s in spreads):
+        return 0.0
+
+    def short_of(log_p: float) -> float:
+        terms = [float(stats.t.isf(math.exp(log_p) / 2, s.freedom)) ** 2 * s.variance for s in spreads]
+        return math.sqrt(sum(terms)) - abs(difference)
+
+    smallest = math.log(1e-12)  # beyond that the digits mean nothing
+    if short_of(smallest) <= 0:
+        return 1e-12
+    return math.exp(optimize.brentq(short_of, smallest, 0.0, xtol=1e-10))
+
+
+def permutation_test(differences: Floats) -> tuple[float, float, int]:
+    """Exact sign-flip test over seeds: p, the smallest p that S seeds can give (2/2^S), and the patterns looked at.
+
+    If the methods are equal each difference d_s might as well have had the other sign; p is the share of sign
+    patterns whose mean is at least as far from zero.
+
+    >>> permutation_test(np.array([1.0, 2.0, 1.5, 0.5, 3.0]))
+    (0.0625, 0.0625, 32)
+    """
+    count = len(differences)
+    if count <= EXACT_SEEDS:
+        signs = np.array(list(itertools.product((1.0, -1.0), repeat=count)))
+    else:
+        signs = np.random.default_rng(0).choice((1.0, -1.0), size=(2**EXACT_SEEDS, count))
+        signs[0] = 1.0  # the pattern that was seen is one of them
+    sums = np.abs(signs @ differences)
+    return float((sums >= sums[0] * (1 - 1e-12)).mean()), 2.0 / len(signs), len(signs)
+
+
+def permutation_test_unpaired(a: Floats, b: Floats) -> tuple[float, float, int]:
+    """The same for seeds that are not paired: every way to deal the S_a + S_b values to the two methods."""
+    together, count = np.concatenate([a, b]), len(a)
+    ways = math.comb(len(together), count)
+    if ways <= 2**EXACT_SEEDS:
+        dealt = np.array(list(itertools.combinations(range(len(together)), count)))
+    else:
+        rng = np.random.default_rng(0)
+        dealt = np.array([rng.permutation(len(together))[:count] for _ in range(2**EXACT_SEEDS)])
+        dealt[0] = np.arange(count)
+    sums = together[dealt].sum(axis=1)
+    gaps = np.abs(sums / count - (together.sum() - sums) / len(b))
+    smallest = (2 if len(a) == len(b) else 1) / len(dealt)
+    return float((gaps >= gaps[0] - 1e-12 * max(1.0, gaps[0])).mean()), smallest, len(dealt)
+
+
+def hierarchical_draws(
+    a: Floats, b: Floats, paired: bool, seed: int
+) -> Floats:
+    """Differences of means in draws over seeds and groups both, [D], from the scores of each run in each draw of
+    groups, a [S_a, D] and b [S_b, D]: within each draw, seeds are drawn with replacement (pairs where paired)."""
+    rng = np.random.default_rng((seed, 3))
+    draws = np.arange(a.shape[1])[:, None]
+    chosen = rng.integers(0, len(a), (len(draws), len(a)))
+    other = chosen if paired else rng.integers(0, len(b), (len(draws), len(b)))
+    return a[chosen, draws].mean(axis=1) - b[other, draws].mean(axis=1)
+
+
+def percentile_interval(draws: Floats, level: float = LEVEL) -> tuple[float, float, float]:
+    """Low and high percentile of the draws, and twice the share of them beyond zero (never quite none)."""
+    draws = draws[np.isfinite(draws)]
+    if len(draws) < 2:
+        return math.nan, math.nan, math.nan
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    beyond = min((draws <= 0).sum(), (draws >= 0).sum())
+    return float(low), float(high), min(1.0, 2.0 * float(beyond + 1) / (len(draws) + 1))
+
+
+def mcnemar(right_a: npt.NDArray[np.bool_], right_b: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """McNemar's test on the images that one model got right and the other did not: exact (binomial) below 25 of
+    them, else χ² with continuity correction. It takes images for independent of each other."""
+    only_a, only_b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
+    discordant = only_a + only_b
+    if discordant < FEW_DISCORDANT:
+        p = float(stats.binomtest(only_a, discordant).pvalue) if discordant else 1.0
+        kind = "exact binomial test"
+    else:
+        p = float(stats.chi2.sf(max(abs(only_a - only_b) - 1, 0) ** 2 / discordant, 1))
+        kind = "χ² with continuity correction"
+    return {"only_a_right": only_a, "only_b_right": only_b, "p": p, "kind": kind}
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's correction: the i-th smallest of m values times m − i + 1, never below an earlier one, at most 1.
+    NaN stays NaN and is not counted.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    defined = [i for i, value in enumerate(p) if math.isfinite(value)]
+    adjusted, highest = [math.nan] * len(p), 0.0
+    for place, i in enumerate(sorted(defined, key=lambda i: p[i])):
+        highest = max(highest, min(1.0, p[i] * (len(defined) - place)))
+        adjusted[i] = highest
+    return adjusted
+
+
+def effect_size(a: Floats, b: Floats, paired: bool) -> float:
+    """Cohen's d_z = mean(d) / sd(d) over paired seeds, else d with the pooled standard deviation; NaN for one seed
+    or no spread."""
+    if min(len(a), len(b)) < 2:
+        return math.nan
+    if paired:
+        spread = float((a - b).std(ddof=1))
+    else:
+        squares = a.var(ddof=1) * (len(a) - 1) + b.var(ddof=1) * (len(b) - 1)
+        spread = math.sqrt(squares / (len(a) + len(b) - 2))
+    return float(a.mean() - b.mean()) / spread if spread > 0 else math.nan
