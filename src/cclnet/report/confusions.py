@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 from cclnet.report.words import count_text
 
@@ -77,11 +78,10 @@ def _pair_shares(counts: Integers) -> Floats:
 
 
 def _ranks(one_way: Floats, other_way: Floats) -> Integers:
-    """Rank of each pair by its weight, averaged over both directions, 1 the largest."""
-    weights = one_way + other_way
-    ranks = np.empty(len(weights), dtype=np.int64)
-    ranks[np.argsort(-weights, kind="stable")] = np.arange(1, len(weights) + 1)
-    return ranks
+    """Rank of each pair by its weight, averaged over both directions, 1 the largest. Of equal pairs all have the last
+    rank: a matrix that tells none apart has predicted nothing."""
+    weights = np.round(one_way + other_way, 12)
+    return stats.rankdata(-weights, method="max").astype(np.int64)
 
 
 def _in_words(pairs: Sequence[ConfusedPair], of: int, known: bool) -> str:

@@ -40,7 +40,7 @@ class Axis:
         if log:
             return cls(low / 2, high * 2, label, percent, log)
         room = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
-        starts, ends = zero and low == 0, zero and high == 0  # an axis that begins or ends at zero stays there
+        starts, ends = zero and low == 0 < high, zero and low < 0 == high  # what begins or ends at zero stays there
         return cls(low if starts else low - room, high if ends else high + room, label, percent)
 
     def place(self, value: float) -> float:

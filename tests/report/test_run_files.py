@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_run import MakeRun
+
+from cclnet.errors import InputError
+from cclnet.report.run_files import flat_settings, read_run
+
+
+def test_a_run_folder_and_its_predictions_are_the_same_run(make_run: MakeRun) -> None:
+    run = make_run()
+    assert read_run(run) == read_run(run / "predictions.csv")
+    assert len(read_run(run).records) == 40 and read_run(run).settings["split"] == {"by": "group", "val": 0.2}
+
+
+def test_a_bare_file_has_neither_settings_nor_epochs(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("of another run")
+    found = read_run(tmp_path / "predictions.csv")
+    assert (found.settings, found.records, found.folder) == ({}, [], tmp_path)
+
+
+def test_broken_files_are_named(make_run: MakeRun) -> None:
+    run = make_run()
+    (run / "metrics.jsonl").write_text('{"epoch": 1, "loss": 1.0}\n{"epoch": 2, "lo')
+    with pytest.raises(InputError, match=r"metrics.jsonl, line 2 is not JSON"):
+        read_run(run)
+    (run / "metrics.jsonl").write_text("[1, 2]\n")
+    with pytest.raises(InputError, match=r"line 1: expected an object with an 'epoch', got '\[1, 2\]'"):
+        read_run(run)
+    (run / "settings.toml").write_text("lr = = 1")
+    with pytest.raises(InputError, match=r"settings.toml is not valid TOML"):
+        read_run(run)
+
+
+def test_settings_are_listed_as_they_would_be_given() -> None:
+    settings = {"deterministic": True, "drops": [0.5, 0.75], "split": {"by": "group"}}
+    assert list(flat_settings(settings)) == [("deterministic", "true"), ("drops", "0.5, 0.75"), ("split.by", "group")]
