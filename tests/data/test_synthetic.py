@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from scipy import ndimage
 from scipy.stats import spearmanr
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
@@ -112,11 +113,11 @@ class TestImages:
         assert first.names == again.names and (first.groups == again.groups).all()
 
     def test_another_seed_draws_others_around_the_same_places(self) -> None:
-        one, other = (synthetic(SyntheticSettings(images=700, size=16, seed=seed)) for seed in (0, 1))
+        one, other = (synthetic(SyntheticSettings(images=350, size=16, seed=seed)) for seed in (0, 1))
         assert not (one.images == other.images).all(axis=(1, 2, 3)).any()
         for table in (one, other):
             means = table.extra.groupby(table.labels).mean().to_numpy()
-            np.testing.assert_allclose(means, class_places(7), atol=0.04)
+            np.testing.assert_allclose(means, class_places(7), atol=0.05)
 
     def test_an_image_does_not_depend_on_how_many_others_are_drawn(self) -> None:
         def by_name(**changes):
@@ -139,10 +140,8 @@ class TestImages:
         assert table.images.shape == (7, size, size, 3)
         assert table.names == reference.names
 
-        def thumbnails(images):
-            shape = (1, 8 / images.shape[1], 8 / images.shape[2], 1)
-            smooth = ndimage.gaussian_filter(images.astype(float), (0, *[images.shape[1] / 16] * 2, 0))
-            return ndimage.zoom(smooth, shape, order=1, grid_mode=True, mode="nearest")
+        def thumbnails(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+            return np.array([Image.fromarray(i).resize((8, 8), Image.Resampling.BOX) for i in images], np.int64)
 
         assert np.abs(thumbnails(table.images) - thumbnails(reference.images)).max() < 12
 
@@ -297,6 +296,10 @@ class TestErrors:
             ({"overlap": "litle"}, "unknown overlap 'litle'; did you mean 'little'"),
             ({"overlap": -0.1}, "overlap must be little, much or a number from 0 to 1, got -0.1"),
             ({"overlap": float("nan")}, "got nan"),
+            ({"overlap": None}, "or a number from 0 to 1, got None"),
+            ({"overlap": True}, "or a number from 0 to 1, got True"),
+            ({"imbalance": 3}, "each of the 7 classes a share above 0, got 3"),
+            ({"imbalance": ["a"] * 7}, "each of the 7 classes a share above 0, got .'a', 'a'"),
             ({"imbalance": "isic2019"}, "unknown imbalance 'isic2019'; did you mean 'isic2018'"),
             ({"imbalance": "isic2018", "classes": 5}, "each of the 5 classes a share above 0"),
             ({"imbalance": (1, 2, 3)}, "each of the 7 classes a share above 0"),

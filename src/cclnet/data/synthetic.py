@@ -16,8 +16,9 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,7 @@ class SyntheticSettings:
         if told := " ".join(filter(None, problems)):
             raise InputError(f"synthetic images: {told}")
         if not 0 <= self.spread <= 1:
-            raise InputError(f"overlap must be {', '.join(OVERLAPS)} or a number from 0 to 1, got {self.overlap}.")
+            raise _no_overlap(self.overlap)
         self.class_counts()
 
     @property
@@ -82,6 +83,8 @@ class SyntheticSettings:
             if self.overlap not in OVERLAPS:
                 raise unknown("overlap", self.overlap, OVERLAPS)
             return OVERLAPS[self.overlap]
+        if not isinstance(self.overlap, Real) or isinstance(self.overlap, bool):
+            raise _no_overlap(self.overlap)
         return float(self.overlap)
 
     def class_counts(self) -> npt.NDArray[np.int64]:
@@ -103,29 +106,37 @@ class SyntheticSettings:
 
     def _shares(self) -> npt.NDArray[np.float64]:
         """The share of each class in the images, [K], sum 1."""
-        if isinstance(self.imbalance, str) and self.imbalance != "isic2018":
-            raise unknown("imbalance", self.imbalance, ["isic2018"])
-        if self.imbalance is False:
-            shares = np.ones(self.classes)
-        elif self.imbalance is True or isinstance(self.imbalance, str):
-            shares = np.asarray(ISIC2018_COUNTS, np.float64)
-        else:
-            shares = np.asarray(self.imbalance, np.float64)
-        if shares.shape != (self.classes,) or not (shares > 0).all() or not np.isfinite(shares).all():
+        given = self.imbalance
+        if isinstance(given, str) and given != "isic2018":
+            raise unknown("imbalance", given, ["isic2018"])
+        if given is False:
+            given = [1] * self.classes
+        elif given is True or isinstance(given, str):
+            given = ISIC2018_COUNTS
+        try:
+            shares = np.asarray(given, np.float64)
+            fits = shares.shape == (self.classes,) and bool(np.isfinite(shares).all() and (shares > 0).all())
+        except (TypeError, ValueError):  # not numbers
+            fits = False
+        if not fits:
             raise InputError(
-                f"imbalance must give each of the {self.classes} classes a share above 0, got {shares.tolist()}. "
+                f"imbalance must give each of the {self.classes} classes a share above 0, got {given!r}. "
                 "Give one number a class, or set classes to how many there are."
             )
         return shares / shares.sum()
 
 
-def _outside(name: str, value: object, low: int, high: int | None) -> str | None:
+def _outside(name: str, value: Any, low: int, high: int | None) -> str | None:
     """What is wrong with a whole number, or None."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if whole and low <= int(value) and (high is None or int(value) <= high):  # type: ignore[call-overload]
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if whole and value >= low and (high is None or value <= high):
         return None
     limits = f"from {low} to {high}" if high is not None else f"of {low} or more"
     return f"{name} must be a whole number {limits}, got {value!r}."
+
+
+def _no_overlap(value: object) -> InputError:
+    return InputError(f"overlap must be {', '.join(OVERLAPS)} or a number from 0 to 1, got {value!r}.")
 
 
 def class_names(num_classes: int) -> tuple[str, ...]:
