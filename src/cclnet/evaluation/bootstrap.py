@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse, stats
 
-from cclnet.evaluation.predictions import Floats, Predictions
+from cclnet.evaluation.predictions import Floats, Integers, Predictions
 
 LEVEL = 0.95
 
@@ -60,6 +60,11 @@ def units_of(predictions: Predictions) -> Units:
     alone = int((~named).sum())
     index[~named] = len(groups) + np.arange(alone)
     return Units(index, len(groups) + alone, "groups")
+
+
+def units_with(flags: npt.NDArray[np.bool_], units: Units) -> Integers:
+    """In how many units each column of [N, K] is set, [K]."""
+    return np.array([len(np.unique(units.index[column])) for column in flags.T], dtype=np.int64)
 
 
 def _weights(units: int, draws: range, seed: int) -> Floats:

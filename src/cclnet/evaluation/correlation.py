@@ -124,8 +124,8 @@ def summary(
 ) -> dict[str, Any]:
     """What scores.json says about a matrix; its schema stands in judge.py."""
     epsilon, distance = smoothing_distance(matrix)
+    own = np.diagonal(matrix)
     others = np.where(np.eye(len(classes), dtype=bool), -np.inf, matrix)
-    nearest = others.argmax(axis=1)
     pairs = [
         {"a": classes[i], "b": classes[j], "weight": float(matrix[i, j] + matrix[j, i]) / 2}
         for i in range(len(classes))
@@ -133,7 +133,7 @@ def summary(
     ]
     return {
         "matrix": matrix.tolist(),
-        "softness": float(np.diagonal(matrix).mean()),
+        "softness": float(own.mean()),
         "collapse_softness": collapse_point(len(classes))[1] if collapse_softness is None else collapse_softness,
         "uniform_smoothing": {
             "epsilon": epsilon,
@@ -141,10 +141,9 @@ def summary(
             "distance_max": float(distance.max()),
         },
         "per_class": [
-            {"class": name, "softness": float(matrix[k, k]), "most_alike": classes[nearest[k]],
-             "weight": float(matrix[k, nearest[k]])}
-            for k, name in enumerate(classes)
-        ],  # fmt: skip
+            {"class": name, "softness": float(own[k]), "most_alike": classes[near], "weight": float(matrix[k, near])}
+            for k, (name, near) in enumerate(zip(classes, others.argmax(axis=1), strict=True))
+        ],
         "most_alike_pairs": sorted(pairs, key=lambda pair: -float(str(pair["weight"])))[:10],
         "rarity_agreement": None if counts is None else _defined(rarity_agreement(matrix, counts)),
         "confusion_agreement": None if confusion is None else _defined(confusion_agreement(matrix, confusion)),

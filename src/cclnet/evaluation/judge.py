@@ -85,3 +85,164 @@ correlation::
       "confusion_agreement": 0.31 | null    # Spearman of the off-diagonal with how often the model confused the pair
     }
 """
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cclnet.evaluation import calibration, correlation
+from cclnet.evaluation.bootstrap import Units, bootstrap, units_of, units_with
+from cclnet.evaluation.cautions import cautions
+from cclnet.evaluation.describe import intervals_of, number, part_of, versions
+from cclnet.evaluation.predictions import Floats, Integers, Predictions
+from cclnet.evaluation.runs import Run, open_run
+from cclnet.evaluation.scores import PER_CLASS, confusion, decisions, score
+from cclnet.evaluation.temperature import calibrate, fitting_part
+from cclnet.evaluation.weighted import decision_statistic, ranking_statistic
+from cclnet.files import write_whole
+
+MISTAKES = 24
+PROPORTIONS = ("accuracy", "top_2_accuracy", "top_3_accuracy", "top_5_accuracy", "subset_accuracy", "hamming_loss")
+
+
+def judge(run: str | Path, out: str | Path | None = None, draws: int = 1000, seed: int = 0) -> dict[str, Any]:
+    """Judge a run folder or a predictions.csv; see above for what comes back.
+
+    A run folder gets its scores.json and, in model.json, its temperature. For a file alone nothing is written unless
+    ``out`` names a folder. ``draws`` bootstrap draws, from ``seed``: the same call gives the same numbers.
+    """
+    opened = open_run(run)
+    reported = opened.predictions.of_part(opened.part)
+    units = units_of(reported)
+    fit_on = fitting_part(opened.predictions, opened.part)
+    fitting = opened.predictions.of_part(fit_on) if fit_on else reported
+    temperature = calibrate(reported, fit_on, fitting, units, seed)
+    stages = [p for p in (reported, temperature.after) if p is not None]
+    statistics = [decision_statistic(reported), ranking_statistic(reported)]
+    statistics += [calibration.calibration_statistic(stage) for stage in stages]
+    decided, ranked, *calibrated = bootstrap(statistics, units, draws, seed)
+    values, table = score(reported)
+    before, *after = (_stage(p, drawn, units) for p, drawn in zip(stages, calibrated, strict=True))
+    counts = None if reported.multilabel else confusion(reported)
+    model = None if opened.model is None else opened.model | {"temperature": temperature.value}
+    judged = {
+        "format": 1,
+        "kind": "scores",
+        "name": opened.name,
+        "model": model,
+        "task": "multi-label" if reported.multilabel else "single-label",
+        "classes": list(reported.classes),
+        "part": part_of(opened.predictions, opened.part),
+        "intervals": intervals_of(units, draws, seed),
+        "scores": _headline(values, decided | ranked, units),
+        "per_class": _per_class(reported, table, decided | ranked, units),
+        "confusion": None if counts is None else counts.tolist(),
+        "calibration": {
+            "temperature": {
+                "value": temperature.value,
+                "fitted_on": temperature.fitted_on,
+                "images": temperature.images,
+                "halves": temperature.halves and list(temperature.halves),
+                "in_words": temperature.in_words,
+            },
+            "before": before,
+            "after": after[0] if after else None,
+        },
+        "leak": opened.leak(),
+        "correlation": _correlation(opened, counts),
+        "mistakes": _mistakes(reported),
+        "warnings": [],
+        "versions": versions(),
+    }
+    judged["warnings"] = cautions(judged, reported, units, fitting if fit_on else None)
+    if opened.folder is not None and model != opened.model:
+        write_whole(opened.folder / "model.json", json.dumps(model, indent=2) + "\n")
+    folder = opened.folder if out is None else Path(out)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "scores.json", json.dumps(judged, indent=1, allow_nan=False) + "\n")
+    return judged
+
+
+def _headline(values: dict[str, float], drawn: dict[str, Floats], units: Units) -> dict[str, Any]:
+    return {
+        name: number(
+            value,
+            drawn[name],
+            units,
+            (-1.0, 1.0) if name == "kappa" else (0.0, 1.0),
+            units.count if name in PROPORTIONS else None,
+        )
+        for name, value in values.items()
+    }
+
+
+def _per_class(
+    reported: Predictions, table: dict[str, Floats], drawn: dict[str, Floats], units: Units
+) -> list[dict[str, Any]]:
+    predicted = decisions(reported)
+    chosen = predicted == 1 if reported.multilabel else predicted[:, None] == np.arange(reported.num_classes)
+    trials = {"recall": units_with(reported.targets == 1, units), "precision": units_with(chosen, units)}
+    rows = []
+    for k, name in enumerate(reported.classes):
+        scores = {
+            key: number(
+                float(table[key][k]),
+                drawn[key][:, k],
+                units,
+                trials=int(trials[key][k]) if key in trials else None,
+            )
+            for key in PER_CLASS
+        }
+        counts = {"support": int(table["support"][k]), "predicted": int(table["predicted"][k])}
+        rows.append({"class": name, **counts, **scores})
+    return rows
+
+
+def _stage(predictions: Predictions, drawn: dict[str, Floats], units: Units) -> dict[str, Any]:
+    """The calibration of probabilities before or after the temperature."""
+    bounds = {"nll": (0.0, math.inf), "brier": (0.0, 1.0 if predictions.multilabel else 2.0)}
+    values = calibration.measure(predictions)
+    numbers = {name: number(values[name], drawn[name], units, bounds.get(name, (0.0, 1.0))) for name in values}
+    return numbers | {
+        "mean_confidence": float(calibration.confidences(predictions)[0].mean()),
+        "reliability": calibration.reliability(predictions),
+        "risk_coverage": calibration.risk_coverage(predictions),
+    }
+
+
+def _correlation(run: Run, counts: Integers | None) -> dict[str, Any] | None:
+    if run.correlation is None:
+        return None
+    model = run.model or {}
+    known = model.get("classes") == list(run.predictions.classes)
+    return correlation.summary(
+        run.predictions.classes,
+        run.correlation,
+        model.get("collapse_softness"),
+        model.get("class_counts") if known else None,
+        counts,
+    )
+
+
+def _mistakes(reported: Predictions) -> list[dict[str, Any]]:
+    if reported.multilabel:
+        return []
+    predicted, p = decisions(reported), reported.probabilities
+    wrong = np.flatnonzero(predicted != reported.labels)
+    worst = wrong[np.argsort(-p[wrong, predicted[wrong]], kind="stable")][:MISTAKES]
+    return [
+        {
+            "image": str(reported.images[i]),
+            "label": reported.classes[reported.labels[i]],
+            "predicted": reported.classes[predicted[i]],
+            "probability": float(p[i, predicted[i]]),
+            "probability_of_label": float(p[i, reported.labels[i]]),
+        }
+        for i in worst
+    ]

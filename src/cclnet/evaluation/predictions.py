@@ -49,6 +49,7 @@ class Predictions:
     parts: Strings | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "probabilities", np.asarray(self.probabilities, dtype=np.float64))
         shapes = {"labels": self.labels, "probabilities": self.probabilities, "groups": self.groups,
                   "parts": self.parts}  # fmt: skip
         odd = [f"{len(a)} {what}" for what, a in shapes.items() if a is not None and len(a) != len(self.images)]

@@ -6,7 +6,7 @@ survive both. With d_s the difference of two methods at seed s on all images, s 
 - *seeds*: ``V_seed = var(d_s) / S``, S − 1 degrees of freedom (seeds not paired: Welch's);
 - *images*: ``V_image = variance over bootstrap draws of groups of mean_s d_s``, G − 1 degrees of freedom for G groups.
 
-The interval is ``D ± √(t²_{S−1} V_seed + t²_{G−1} V_image)``, D = mean of d_s, and p the level at which it touches zero.
+The interval is ``D ± √(t²_{S−1} V_seed + t²_{G−1} V_image)``, D the mean of d_s, and p the level at which it touches 0.
 Why not the plain hierarchical bootstrap (draw seeds, then groups), which stands beside it: a bootstrap of five seeds
 has 4/5 of their variance and takes normal for t quantiles (1.96 for 2.78), so it finds differences between equal
 methods two to three times too often. Why not one variance with Welch-Satterthwaite degrees of freedom: with two or
@@ -70,8 +70,9 @@ def over_images(draws: Floats, units: int) -> Spread:
 
 def reach(spreads: Sequence[Spread], level: float = LEVEL) -> float:
     """Half the width of the interval: ``√(Σ t² V)`` over the sources of spread; NaN when one is unknown."""
-    terms = [float(stats.t.ppf((1 + level) / 2, s.freedom)) ** 2 * s.variance if s.freedom else math.nan for s in spreads]
-    return math.sqrt(sum(terms))
+    if any(not s.freedom for s in spreads):
+        return math.nan
+    return math.sqrt(sum(float(stats.t.ppf((1 + level) / 2, s.freedom)) ** 2 * s.variance for s in spreads))
 
 
 def p_value(difference: float, spreads: Sequence[Spread]) -> float:
@@ -134,9 +135,7 @@ def permutation_test_unpaired(a: Floats, b: Floats) -> tuple[float, float, int]:
     return float((gaps >= gaps[0] - 1e-12 * max(1.0, gaps[0])).mean()), smallest, len(dealt)
 
 
-def hierarchical_draws(
-    a: Floats, b: Floats, paired: bool, seed: int
-) -> Floats:
+def hierarchical_draws(a: Floats, b: Floats, paired: bool, seed: int) -> Floats:
     """Differences of means in draws over seeds and groups both, [D], from the scores of each run in each draw of
     groups, a [S_a, D] and b [S_b, D]: within each draw, seeds are drawn with replacement (pairs where paired)."""
     rng = np.random.default_rng((seed, 3))

@@ -79,18 +79,23 @@ def halves_of(units: Units, seed: int) -> npt.NDArray[np.bool_]:
     return (order % 2 == 1)[units.index]
 
 
-def calibrate(predictions: Predictions, part: str, units: Units, seed: int) -> Temperature:
-    """Fit on the part "calibration" of ``predictions``, else on "val" when test is reported; else cross-fit: two
-    halves of the reported part, by unit, each judged with the temperature of the other, their geometric mean kept.
-    ``units`` are those of the reported ``part``."""
-    reported = predictions.of_part(part)
-    for name in ("calibration", "val"):
-        if name != part and part != "all" and len(other := predictions.of_part(name)):
-            value = fit_temperature(other)
-            if math.isnan(value):
-                return _not_fitted(f"the part '{name}' ({len(other):,} images)")
-            words = f"One temperature, {value:.3g}, fitted on the {len(other):,} images of the part '{name}'."
-            return Temperature(value, name, len(other), None, with_temperature(reported, value), words)
+def fitting_part(predictions: Predictions, part: str) -> str | None:
+    """Where to fit a temperature when ``part`` is reported: "calibration" if there, else "val" beside a reported
+    test part, else nowhere. What was trained on is no place to fit: the model is too sure there."""
+    there = () if predictions.parts is None else set(predictions.parts.tolist())
+    return next((name for name in ("calibration", "val") if name in there and part not in (name, "all")), None)
+
+
+def calibrate(reported: Predictions, part: str | None, fitting: Predictions, units: Units, seed: int) -> Temperature:
+    """Fit on the predictions ``fitting`` of the ``part`` that was set aside; where there is none (None), cross-fit: two
+    halves of what is reported, by its ``units``, each judged with the temperature of the other, their geometric mean
+    kept."""
+    if part is not None:
+        value = fit_temperature(fitting)
+        if math.isnan(value):
+            return _not_fitted(f"the part '{part}' ({len(fitting):,} images)")
+        words = f"One temperature, {value:.3g}, fitted on the {len(fitting):,} images of the part '{part}'."
+        return Temperature(value, part, len(fitting), None, with_temperature(reported, value), words)
     second = halves_of(units, seed)
     if not second.any() or second.all():
         return _not_fitted(f"a single one of the {units.kind}, which has no two halves")

@@ -98,7 +98,7 @@ def _single_label_decisions(predictions: Predictions) -> Statistic:
     size = predictions.num_classes
     top = [k for k in TOP_K if k < size]
     place = place_of_label(predictions)
-    cells = columns(predictions.labels * size + decisions(predictions), size * size)
+    cells = columns(np.asarray(predictions.labels * size + decisions(predictions), np.intp), size * size)
     hits = sparse.csr_array((place[:, None] < np.array([*top, size])).astype(np.float64))
 
     def scores(totals: Floats) -> dict[str, Floats]:

@@ -1,0 +1,142 @@
+"""What a run left behind, as far as judging it needs: predictions, model.json, correlation.csv, split.csv, settings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from cclnet.data.leaks import leaks
+from cclnet.errors import InputError
+from cclnet.evaluation.correlation import read_correlation
+from cclnet.evaluation.predictions import Floats, Predictions, read_predictions
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# Settings in which the runs of one method may differ: they say where and how, not what, was trained.
+INCIDENTAL = ("seed", "out", "name", "device", "devices", "workers", "data", "cache", "progress", "tensorboard")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, or a predictions.csv alone (then ``folder`` is None and nothing else is known).
+
+    Attributes:
+        name: of the folder or file.
+        path: as it was given.
+        predictions: of every part in the file.
+        part: what is reported: "test" if there, else "val", else "all".
+        model: model.json, or None.
+        correlation: the [K, K] matrix of correlation.csv, or None.
+    """
+
+    name: str
+    path: Path
+    folder: Path | None
+    predictions: Predictions
+    part: str
+    model: dict[str, Any] | None
+    correlation: Floats | None
+
+    @property
+    def seed(self) -> int | None:
+        return (self.model or {}).get("trained", {}).get("seed")
+
+    def settings(self) -> dict[str, Any]:
+        """What was trained, from settings.toml by dotted names, without what is incidental; empty without one."""
+        path = None if self.folder is None else self.folder / "settings.toml"
+        if path is None or not path.exists():
+            return {}
+        try:
+            flat = dict(_flat(tomllib.loads(path.read_text(encoding="utf-8"))))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is not valid TOML: {error}. Mend it, or remove it.") from error
+        return {name: value for name, value in flat.items() if name.rpartition(".")[2] not in INCIDENTAL}
+
+    def leak(self) -> dict[str, Any] | None:
+        """How much of the reported part shows a group that was trained on, by split.csv; None where unknown."""
+        path = None if self.folder is None else self.folder / "split.csv"
+        if path is None or not path.exists():
+            return None
+        split = pd.read_csv(path, dtype=str, keep_default_na=False).drop_duplicates("image")
+        if "group" not in split or "part" not in split or not (split["group"] != "").any():
+            return None
+        reported = self.predictions.of_part(self.part)
+        trained = split.loc[split["part"] == "train", "group"].to_numpy(dtype=np.str_)
+        group_of = split.set_index("image")["group"].reindex(reported.images).fillna("").to_numpy(dtype=np.str_)
+        parts = np.repeat(["train", "val"], [len(trained), len(reported)])
+        labels = np.concatenate([np.zeros((len(trained), reported.num_classes), np.uint8), reported.targets])
+        found = leaks(parts, np.concatenate([trained, group_of]), labels, reported.classes).to_dict("records")
+        whole, *classes = ({"images": int(row["shared"]), "share": _share(row)} for row in found)
+        per_class = [{"class": name, **row} for name, row in zip(reported.classes, classes, strict=True)]
+        words = (
+            f"{whole['images']:,} of {len(reported):,} images ({whole['share']:.0%}) show a lesion or patient that the "
+            "model was trained on."
+            if whole["images"]
+            else f"None of {len(reported):,} images shows a lesion or patient that the model was trained on."
+        )
+        return {**whole, "per_class": per_class, "in_words": words}
+
+
+def _share(row: Mapping[Any, Any]) -> float | None:
+    return row["shared"] / row["images"] if row["images"] else None
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for name, value in settings.items():
+        pairs += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
+    return pairs
+
+
+def open_run(path: str | Path) -> Run:
+    """Open a run folder, or a predictions.csv (.csv.gz) without a run around it."""
+    path = Path(path)
+    if not path.is_dir():
+        predictions = read_predictions(path)
+        name = path.name.removesuffix(".gz").removesuffix(".csv")
+        return Run(name, path, None, predictions, reported_part(predictions), None, None)
+    files = [file for name in ("predictions.csv", "predictions.csv.gz") if (file := path / name).exists()]
+    if not files:
+        raise InputError(f"{path} holds no predictions.csv. Train to the end first, or give the file itself.")
+    model = read_model(path / "model.json")
+    predictions = read_predictions(files[0], multilabel=None if model is None else model.get("multilabel"))
+    matrix = None
+    if (path / "correlation.csv").exists():
+        classes, matrix = read_correlation(path / "correlation.csv")
+        if set(classes) != set(predictions.classes):
+            raise InputError(
+                f"{path}: correlation.csv is about the classes {', '.join(classes)}, predictions.csv about "
+                f"{', '.join(predictions.classes)}. They are not of one run."
+            )
+        order = [classes.index(name) for name in predictions.classes]
+        matrix = matrix[np.ix_(order, order)]
+    return Run(path.resolve().name, path, path, predictions, reported_part(predictions), model, matrix)
+
+
+def reported_part(predictions: Predictions) -> str:
+    """Test if there, else val, else everything."""
+    there = set() if predictions.parts is None else set(predictions.parts.tolist())
+    return next((part for part in ("test", "val") if part in there), "all")
+
+
+def read_model(path: Path) -> dict[str, Any] | None:
+    """model.json as it stands, None without one."""
+    if not path.exists():
+        return None
+    try:
+        model = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not JSON: {error}. Mend it, or remove it.") from error
+    if not isinstance(model, dict):
+        raise InputError(f"{path}: expected an object, got {type(model).__name__}.")
+    return model
