@@ -1,0 +1,95 @@
+"""One function over many rows on all cores, from any program: no ``if __name__ == "__main__"`` is needed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
+Result = TypeVar("Result")
+_FORKS = sys.platform == "linux"
+_LARGEST_CHUNK = 32
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def shared_integer(value: int) -> Synchronized[int]:
+    """An integer, with a lock, that all workers of :func:`spread` see and may change."""
+    return multiprocessing.get_context("fork" if _FORKS else None).Value("q", value)
+
+
+def spread(
+    work: Callable[[list[int]], Result], rows: Sequence[int], workers: int, done: Callable[[Result], object]
+) -> None:
+    """Call ``work`` on chunks of ``rows`` side by side, and ``done`` here with each result as it comes.
+
+    On Linux the workers are forked processes: Pillow holds Python's lock while it decodes WebP, and so do the steps
+    between decoding, so threads would leave most cores idle. Forked workers inherit ``work`` as it is, start at
+    once and do not import the main module again. They must touch neither the GPU nor torch. Elsewhere, and inside
+    a process that may have no children, the workers are threads.
+
+    An exception in a worker is raised here, after the others have stopped.
+    """
+    size = max(1, min(_LARGEST_CHUNK, len(rows) // (4 * workers)))
+    chunks = [list(rows[start : start + size]) for start in range(0, len(rows), size)]
+    workers = min(workers, len(chunks))
+    if workers > 1 and _FORKS and not multiprocessing.current_process().daemon:
+        _in_processes(work, chunks, workers, done)
+    elif chunks:
+        with ThreadPoolExecutor(workers) as executor:
+            _collect(executor, work, chunks, done)
+
+
+def _collect(
+    executor: Executor, work: Callable[[list[int]], Result], chunks: list[list[int]], done: Callable[[Result], object]
+) -> None:
+    try:
+        for future in as_completed([executor.submit(work, chunk) for chunk in chunks]):
+            done(future.result())
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _in_processes(
+    work: Callable[[list[int]], Result], chunks: list[list[int]], workers: int, done: Callable[[Result], object]
+) -> None:
+    lifeline, held_here = os.pipe()
+    try:
+        context = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(workers, context, _become_worker, (work, lifeline, held_here)) as executor:
+            _collect(executor, _work_in_process, chunks, done)
+    finally:
+        os.close(lifeline)
+        os.close(held_here)
+
+
+_inherited: Callable[[list[int]], Any]
+
+
+def _become_worker(work: Callable[[list[int]], Any], lifeline: int, held_by_parent: int) -> None:
+    global _inherited
+    _inherited = work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops its workers
+    os.close(held_by_parent)
+    threading.Thread(target=_die_with_parent, args=(lifeline,), daemon=True).start()
+
+
+def _die_with_parent(lifeline: int) -> None:
+    """A parent that is killed cannot stop its workers; but then the pipe that only it holds open closes."""
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
+def _work_in_process(chunk: list[int]) -> Any:
+    return _inherited(chunk)

@@ -1,0 +1,498 @@
+"""Decoded once: the right pixels, kept whole whatever happens, and never decoded a second time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cclnet.data import fill as fill_module
+from cclnet.data import parallel
+from cclnet.data.decode import DecodedImages, decode, decode_readable
+from cclnet.data.pixels import UnreadableImage
+from cclnet.data.resize import read_resized
+from cclnet.data.store import PixelStore
+from cclnet.data.table import ImageTable
+from cclnet.errors import InputError
+
+SHAPES = ((40, 56), (80, 60), (30, 30), (33, 100))
+
+
+def draw(folder: Path, count: int, start: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(start, start + count):
+        height, width = SHAPES[number % len(SHAPES)]
+        smooth = np.random.default_rng(number).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+        Image.fromarray(smooth).resize((width, height), Image.Resampling.BICUBIC).save(folder / f"{number:04d}.png")
+
+
+def table_of(folder: Path) -> ImageTable:
+    paths = sorted(folder.iterdir())
+    return ImageTable("drawn set", folder, [p.name for p in paths], paths, np.zeros(len(paths), np.int64), ("a",))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ImageTable:
+    draw(tmp_path / "images", 12)
+    return table_of(tmp_path / "images")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are decoded in this process (one worker)."""
+    names: list[str] = []
+
+    def counted(path: Path, short_side: int) -> np.ndarray:
+        names.append(Path(path).name)
+        return read_resized(path, short_side)
+
+    monkeypatch.setattr(fill_module, "read_resized", counted)
+    return names
+
+
+def assert_right(images: DecodedImages, table: ImageTable, short_side: int = 32) -> None:
+    assert len(images) == len(table)
+    for row, path in enumerate(table.images):
+        np.testing.assert_array_equal(images.image(row), read_resized(path, short_side))
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+# Pixels.
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_image_has_the_short_side_and_its_own_shape(table, cache, workers):
+    images = decode(table, 32, cache, workers, progress=False)
+    assert [(h, w) for h, w in zip(images.heights[:4], images.widths[:4], strict=True)] == [
+        (32, 45), (43, 32), (32, 32), (32, 97)
+    ]  # fmt: skip
+    assert images.pixels.dtype == np.uint8
+    assert images.pixels.ndim == 1
+    assert images.offsets.dtype == np.int64
+    assert_right(images, table)
+
+
+def test_threads_do_the_same_where_there_is_no_fork(table, cache, monkeypatch):
+    monkeypatch.setattr(parallel, "_FORKS", False)
+    assert_right(decode(table, 32, cache, workers=3, progress=False), table)
+
+
+def test_shrinking_is_antialiased(tmp_path):
+    """Stripes one pixel wide become even grey; picking single pixels would give black, white or beats."""
+    stripes = np.zeros((300, 400, 3), np.uint8)
+    stripes[:, ::2] = 255
+    Image.fromarray(stripes).save(tmp_path / "stripes.png")
+    middle = read_resized(tmp_path / "stripes.png", 64)[8:-8, 8:-8].astype(int)
+    assert np.abs(middle - 128).max() <= 6
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_the_quick_way_down_is_close_to_one_proper_step(tmp_path, suffix):
+    grain = np.random.default_rng(0).normal(128, 20, (150, 200, 3)).clip(0, 255).astype(np.uint8)
+    large = Image.fromarray(grain).resize((1600, 1200), Image.Resampling.BICUBIC)
+    large.save(tmp_path / f"large.{suffix}", quality=95)
+    proper = Image.open(tmp_path / f"large.{suffix}").resize((171, 128), Image.Resampling.BICUBIC)
+    difference = read_resized(tmp_path / f"large.{suffix}", 128).astype(float) - np.asarray(proper)
+    assert np.sqrt((difference**2).mean()) < 1.5
+
+
+def test_small_images_are_enlarged_so_that_crops_fit(tmp_path):
+    Image.new("RGB", (5, 10), (10, 20, 30)).save(tmp_path / "small.png")
+    assert (read_resized(tmp_path / "small.png", 32) == (10, 20, 30)).all()
+    assert read_resized(tmp_path / "small.png", 32).shape == (64, 32, 3)
+
+
+def test_arrays_are_taken_as_they_are_when_they_fit():
+    array = np.random.default_rng(0).integers(0, 256, (3, 8, 10, 3), dtype=np.uint8)
+    table = ImageTable("array", Path(), list("abc"), array, np.zeros(3, np.int64), ("a",))
+    images = decode(table, 8)
+    assert np.shares_memory(images.pixels, array)
+    assert (images.image(1) == array[1]).all()
+    larger = decode(table, 16)
+    assert larger.image(2).shape == (16, 20, 3)
+    expected = Image.fromarray(array[2]).resize((20, 16), Image.Resampling.BICUBIC)
+    assert (larger.image(2) == np.asarray(expected)).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 10), (3, 8, 10, 1)])
+def test_grey_arrays_become_rgb(shape):
+    array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
+    images = DecodedImages.from_array(array)
+    assert (images.image(1) == array.reshape(3, 8, 10)[1][:, :, None]).all()
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros((2, 3), np.uint8), np.zeros((1, 2, 3), np.float32), np.zeros((1, 2, 3, 4), np.uint8)]
+)
+def test_arrays_of_another_kind_are_refused(array):
+    with pytest.raises(InputError, match=r"images in an array are uint8 \[N, H, W\]"):
+        DecodedImages.from_array(array)
+
+
+# Never twice.
+
+
+def test_a_second_run_decodes_nothing_and_writes_nothing(table, cache, read_files):
+    decode(table, 32, cache, workers=1, progress=False)
+    assert len(read_files) == len(table)
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
+    assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+    assert len(read_files) == len(table)
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == before
+
+
+def test_subsets_and_other_orders_share_what_is_decoded(table, cache, read_files):
+    first = table.select(np.arange(0, 8))
+    decode(first, 32, cache, workers=1, progress=False)
+    assert sorted(read_files) == sorted(first.names)
+    assert_right(
+        decode(table.select(np.arange(11, -1, -1)), 32, cache, workers=1, progress=False),
+        table.select(np.arange(11, -1, -1)),
+    )
+    assert sorted(read_files) == sorted(table.names)
+    assert_right(
+        decode(table.select(np.array([9, 2])), 32, cache, workers=1, progress=False), table.select(np.array([9, 2]))
+    )
+    assert len(read_files) == len(table)
+
+
+def test_only_a_changed_file_is_decoded_again(table, cache, read_files):
+    decode(table, 32, cache, workers=1, progress=False)
+    read_files.clear()
+    Image.new("RGB", (50, 50), "red").save(table.images[3])
+    assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+    assert read_files == [table.names[3]]
+
+
+def test_the_short_side_has_a_cache_of_its_own(table, cache, read_files):
+    decode(table, 32, cache, workers=1, progress=False)
+    assert_right(decode(table, 16, cache, workers=1, progress=False), table, 16)
+    assert len(read_files) == 2 * len(table)
+
+
+def test_images_that_keep_changing_do_not_fill_the_disk(table, cache):
+    for turn in range(6):
+        for number, path in enumerate(table.images):
+            Image.new("RGB", (40, 40), (turn, number, 0)).save(path)
+            os.utime(path, ns=(turn, turn))
+        images = decode(table, 32, cache, workers=1, progress=False)
+        assert_right(images, table)
+    live = len(table) * 32 * 32 * 3
+    kept = sum(path.stat().st_size for path in cache.rglob("pixels-*.bin"))
+    assert kept <= 3 * live
+
+
+def test_a_reader_keeps_its_pixels_while_others_write(table, cache):
+    images = decode(table, 32, cache, workers=1, progress=False)
+    copies = [images.image(row).copy() for row in range(len(table))]
+    for turn in range(4):
+        for path in table.images:
+            Image.new("RGB", (40, 40), (200, turn, 0)).save(path)
+            os.utime(path, ns=(turn, turn))
+        decode(table, 32, cache, workers=1, progress=False)
+    for row, copy in enumerate(copies):
+        np.testing.assert_array_equal(images.image(row), copy)
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip at all", b"PK\x03\x04 cut off"])
+def test_an_index_that_is_damaged_is_made_again(table, cache, content):
+    decode(table, 32, cache, workers=1, progress=False)
+    next(cache.rglob("index.npz")).write_bytes(content)
+    assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+
+
+def test_pixels_that_are_cut_off_are_made_again(table, cache):
+    decode(table, 32, cache, workers=1, progress=False)
+    pixels = next(cache.rglob("pixels-*.bin"))
+    os.truncate(pixels, pixels.stat().st_size - 1)
+    assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+
+
+def test_where_the_cache_is_by_default(table, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    decode(table, 32, progress=False)
+    assert any((tmp_path / "xdg" / "cclnet").rglob("index.npz"))
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    decode(table, 32, progress=False)
+    assert any((tmp_path / "home" / ".cache" / "cclnet").rglob("index.npz"))
+
+
+# Broken images.
+
+
+def test_broken_images_are_named_all_at_once_and_the_others_kept(table, cache, read_files):
+    table.images[2].write_text("not an image")
+    table.images[5].write_bytes(table.images[5].read_bytes()[:60])
+    table.images[7].unlink()
+    with pytest.raises(InputError) as error:
+        decode(table, 32, cache, workers=1, progress=False)
+    assert str(error.value).startswith("3 of 12 images cannot be used:")
+    for row in (2, 5, 7):
+        assert str(table.images[row]) in str(error.value)
+    images, broken = decode_readable(table, 32, cache, workers=1, progress=False)
+    assert sorted(broken) == [2, 5, 7]
+    assert images.heights[[2, 5, 7]].tolist() == [0, 0, 0]
+    read_files.clear()
+    mended = table.select(np.array([row for row in range(12) if row not in broken]))
+    assert_right(decode(mended, 32, cache, workers=1, progress=False), mended)
+    assert read_files == []
+
+
+def test_many_broken_images_are_counted(tmp_path, cache):
+    for number in range(30):
+        (tmp_path / f"{number}.jpg").write_text("text")
+    paths = sorted(tmp_path.glob("*.jpg"))
+    table = ImageTable("text", tmp_path, [p.name for p in paths], paths, np.zeros(30, np.int64), ("a",))
+    with pytest.raises(InputError, match=r"30 of 30 images cannot be used:(.|\n)*and 10 more"):
+        decode(table, 32, cache, progress=False)
+
+
+def test_an_image_too_long_and_thin_is_refused(tmp_path):
+    Image.new("L", (60_000, 1)).save(tmp_path / "line.png")
+    with pytest.raises(UnreadableImage, match="60000 x 1 pixels is too long and thin to have a short side of 256"):
+        read_resized(tmp_path / "line.png", 256)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"short_side": 0}, "short_side is in pixels"), ({"workers": 0}, "workers must be at least 1")],
+)
+def test_settings_that_cannot_be(table, cache, settings, message):
+    with pytest.raises(InputError, match=message):
+        decode(table, cache_dir=cache, **settings)
+
+
+# Killed, together with others, and without space: real processes.
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from cclnet.data import fill
+from cclnet.data.decode import decode
+from cclnet.data.table import ImageTable
+
+folder, cache, log = map(Path, sys.argv[1:4])
+slow_read = fill.read_resized
+def logged(path, short_side):
+    with log.open("a") as file:
+        file.write(path.name + "\\n")
+    time.sleep({pause})
+    return slow_read(path, short_side)
+fill.read_resized = logged
+fill._SECONDS_BETWEEN_SAVES = {between_saves}
+{more}
+paths = sorted(folder.iterdir())
+table = ImageTable("drawn set", folder, [p.name for p in paths], paths, np.zeros(len(paths), np.int64), ("a",))
+decode(table, 32, cache, workers=2, progress=False)
+print("whole")
+"""  # no __main__ guard, on purpose
+
+
+def start(tmp_path, table, cache, log="log", pause=0.0, between_saves=0.0, more="") -> subprocess.Popen:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(pause=pause, between_saves=between_saves, more=textwrap.dedent(more)))
+    return subprocess.Popen(
+        [sys.executable, program, table.root, cache, tmp_path / log],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until(condition, process: subprocess.Popen, seconds: float = 60) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < limit, "waited too long"
+        time.sleep(0.005)
+
+
+def test_a_program_without_main_guard_can_use_processes(tmp_path, table, cache):
+    process = start(tmp_path, table, cache)
+    out, errors = process.communicate(timeout=60)
+    assert out == "whole\n", errors
+    assert len((tmp_path / "log").read_text().split()) == len(table)
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["after a save", "before any save"])
+def test_killed_and_gone_on(tmp_path, cache, read_files, saved):
+    draw(tmp_path / "images", 150)
+    table = table_of(tmp_path / "images")
+    process = start(tmp_path, table, cache, pause=0.01, between_saves=0.0 if saved else 1e9)
+    if saved:
+        wait_until(lambda: any(cache.rglob("progress.npz")), process)
+    else:
+        wait_until(lambda: any(path.stat().st_size > 0 for path in cache.rglob("pixels-*.bin")), process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert "index.npz" not in files_below(cache)
+    images = decode(table, 32, cache, workers=1, progress=False)  # waits for the workers of the other to be gone
+    assert_right(images, table)
+    assert (len(read_files) < len(table)) == saved
+    assert files_below(cache)[0] == "index.npz"
+    assert len(files_below(cache)) == 2
+
+
+def test_workers_of_a_killed_run_end_with_it(tmp_path, table, cache):
+    process = start(tmp_path, table, cache, pause=30)
+    wait_until((tmp_path / "log").exists, process)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(workers) == 2
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    limit = time.monotonic() + 10
+    while any(
+        Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in workers
+    ):
+        assert time.monotonic() < limit, "a worker lives on"
+        time.sleep(0.01)
+
+
+def test_two_runs_at_once_decode_each_image_once(tmp_path, cache):
+    draw(tmp_path / "images", 80)
+    table = table_of(tmp_path / "images")
+    both = [start(tmp_path, table, cache, log=f"log{i}", pause=0.005) for i in range(2)]
+    assert [process.communicate(timeout=60)[0] for process in both] == ["whole\n", "whole\n"]
+    names = [name for log in tmp_path.glob("log*") for name in log.read_text().split()]
+    assert sorted(names) == sorted(table.names)
+    assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+
+
+def test_the_second_run_says_that_it_waits(table, cache, capsys, monkeypatch):
+    import fcntl
+
+    free = iter([BlockingIOError(), None])
+
+    def flock(descriptor: int, operation: int) -> None:
+        if (answer := next(free)) is not None:
+            raise answer
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    decode(table, 32, cache, workers=1)
+    assert "Another run is decoding these images" in capsys.readouterr().err
+
+
+LIMIT = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
+"""
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path, table, cache):
+    process = start(tmp_path, table, cache, more=LIMIT.format(size=20_000))
+    errors = process.communicate(timeout=60)[1]
+    assert "cclnet.errors.InputError: cannot keep decoded images in" in errors
+    assert "choose another folder with --cache-dir" in errors
+    assert files_below(cache) == []
+    assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+
+
+def test_a_disk_that_fills_up_later_keeps_what_was_whole(tmp_path, table, cache, read_files):
+    decode(table, 32, cache, workers=1, progress=False)
+    before = {path.name: path.read_bytes() for path in cache.rglob("*") if path.is_file()}
+    draw(table.root, 40, start=100)
+    process = start(tmp_path, table, cache, more=LIMIT.format(size=len(max(before.values(), key=len)) + 30_000))
+    assert "File too large" in process.communicate(timeout=60)[1]
+    assert {path.name: path.read_bytes() for path in cache.rglob("*") if path.is_file()} == before
+    read_files.clear()
+    assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+    assert read_files == []
+
+
+def test_a_disk_that_is_full_when_progress_is_saved(table, cache, monkeypatch):
+    def no_space(self, content, finished):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fill_module, "_SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(PixelStore, "save", no_space)
+    with pytest.raises(InputError, match="No space left on device"):
+        decode(table, 32, cache, workers=1, progress=False)
+    assert files_below(cache) == []
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, table):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot keep decoded images in .*Not a directory.*--cache-dir"):
+        decode(table, 32, tmp_path / "file" / "cache", progress=False)
+
+
+def test_a_read_only_folder_is_named_but_can_be_read_from(table, cache, monkeypatch):
+    def read_only(self):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    decode(table.select(np.arange(8)), 32, cache, workers=1, progress=False)
+    monkeypatch.setattr(PixelStore, "begin_writing", read_only)
+    decode(table.select(np.arange(8)), 32, cache, workers=1, progress=False)
+    with pytest.raises(InputError, match="Read-only file system"):
+        decode(table, 32, cache, workers=1, progress=False)
+
+
+def test_stopped_by_hand_and_gone_on(table, cache, monkeypatch, read_files):
+    count = fill_module.read_resized
+
+    def stopped(path: Path, short_side: int) -> np.ndarray:
+        if path.name == table.names[7]:
+            raise KeyboardInterrupt
+        return count(path, short_side)
+
+    monkeypatch.setattr(fill_module, "read_resized", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        decode(table, 32, cache, workers=1, progress=False)
+    first = len(read_files)
+    assert 0 < first < len(table)
+    monkeypatch.setattr(fill_module, "read_resized", count)
+    assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+    assert len(read_files) < first + len(table)
+
+
+def test_a_worker_that_is_killed_is_named(table, cache, monkeypatch):
+    def out_of_memory(path: Path, short_side: int) -> np.ndarray:
+        if path.name == table.names[9]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read_resized(path, short_side)
+
+    monkeypatch.setattr(fill_module, "read_resized", out_of_memory)
+    with pytest.raises(InputError, match="was killed, most likely because the memory was full"):
+        decode(table, 32, cache, workers=2, progress=False)
+    monkeypatch.undo()
+    assert_right(decode(table, 32, cache, workers=2, progress=False), table)
+
+
+def test_a_fault_in_a_worker_is_seen(table, cache, monkeypatch):
+    monkeypatch.setattr(fill_module, "read_resized", lambda path, short_side: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        decode(table, 32, cache, workers=2, progress=False)
+
+
+# The real images.
+
+
+def test_isic2018(cache):
+    if "CCLNET_ISIC2018" not in os.environ:
+        pytest.skip("CCLNET_ISIC2018 does not name the ISIC 2018 folder")
+    from cclnet.data.sources import open_data
+
+    table = open_data(Path(os.environ["CCLNET_ISIC2018"]))
+    table = table.select(np.arange(0, len(table), 50))
+    images = decode(table, 256, cache, progress=False)
+    assert (np.minimum(images.heights, images.widths) == 256).all()
+    assert_right(images, table, 256)
