@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.markup import escape
 
 from cclnet.errors import InputError
 
@@ -182,5 +183,6 @@ def main() -> None:
     try:
         app(prog_name="cclnet")
     except InputError as error:
-        Console(stderr=True).print(f"[bold red]error:[/bold red] {error}", highlight=False, markup=True)
+        # Escaped, for names and hints such as cclnet[dicom] hold brackets that are no markup.
+        Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False)
         sys.exit(2)
