@@ -6,19 +6,18 @@ import pytest
 from fake_run import MakeRun
 
 from cclnet.errors import InputError
-from cclnet.report.run_files import flat_settings, read_run
+from cclnet.report.run_files import RunFiles, flat_settings, read_run
 
 
-def test_a_run_folder_and_its_predictions_are_the_same_run(make_run: MakeRun) -> None:
+def test_a_run_folder_has_settings_and_epochs(make_run: MakeRun) -> None:
+    found = read_run(make_run())
+    assert len(found.records) == 40 and found.settings["split"] == {"by": "group", "val": 0.2}
+
+
+def test_a_file_alone_has_neither(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
-    assert read_run(run) == read_run(run / "predictions.csv")
-    assert len(read_run(run).records) == 40 and read_run(run).settings["split"] == {"by": "group", "val": 0.2}
-
-
-def test_a_bare_file_has_neither_settings_nor_epochs(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("of another run")
-    found = read_run(tmp_path / "predictions.csv")
-    assert (found.settings, found.records, found.folder) == ({}, [], tmp_path)
+    assert read_run(run / "predictions.csv") == RunFiles(run)
+    assert read_run(tmp_path) == RunFiles(tmp_path)  # a folder without them
 
 
 def test_broken_files_are_named(make_run: MakeRun) -> None:

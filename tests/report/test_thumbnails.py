@@ -66,6 +66,6 @@ def test_a_run_that_does_not_say_where_its_images_are() -> None:
 def test_images_held_in_an_array(shape: tuple[int, ...]) -> None:
     images = np.zeros(shape, np.uint8)
     images[1] = 255
-    table = ImageTable("array", Path("."), ["a", "b"], images, np.array([0, 1]), ("x", "y"))
+    table = ImageTable("array", Path(), ["a", "b"], images, np.array([0, 1]), ("x", "y"))
     picture = opened(data_uri(pixels(table, 1)))
     assert picture.size == (20, 30) and picture.getpixel((5, 5)) == (255, 255, 255)

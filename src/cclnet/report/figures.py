@@ -30,13 +30,13 @@ class Figure:
     legend: tuple[tuple[str, str], ...] = ()
 
 
-def reliability(side: Mapping[str, Any], title: str) -> Figure:
-    """Accuracy against confidence, one dot a bin, its area the share of the images. The stalk to the diagonal is
-    the bin's part in the calibration error."""
+def reliability(side: Mapping[str, Any], title: str, unit: str = "images") -> Figure:
+    """Accuracy against confidence, one dot a bin, its area the share of the images (or other units, where an
+    image is judged more than once). The stalk to the diagonal is the bin's part in the calibration error."""
     bins = side["reliability"]
     total = sum(b["images"] for b in bins) or 1
     ece = value_text(side["ece"]["value"], "ece")
-    listed = "; ".join(f"{b['confidence']:.0%} sure, {b['accuracy']:.0%} right, {b['images']} images" for b in bins)
+    listed = "; ".join(f"{b['confidence']:.0%} sure, {b['accuracy']:.0%} right, {b['images']} {unit}" for b in bins)
     chart = Chart(
         Axis(0, 1, "Confidence", percent=True), Axis(0, 1, "Accuracy", percent=True),
         f"{title}: accuracy against confidence in {len(bins)} bins, calibration error {ece}. {listed}.", height=300,
@@ -45,7 +45,7 @@ def reliability(side: Mapping[str, Any], title: str) -> Figure:
     for b in bins:
         over = b["confidence"] > b["accuracy"]
         chart.segment((b["confidence"], b["confidence"]), (b["confidence"], b["accuracy"]), f"stalk {_side(over)}")
-        words = f"{b['images']:,} images, {b['confidence']:.1%} sure on average, {b['accuracy']:.1%} right"
+        words = f"{b['images']:,} {unit}, {b['confidence']:.1%} sure on average, {b['accuracy']:.1%} right"
         radius = 2.5 + 14 * math.sqrt(b["images"] / total)
         chart.dot(b["confidence"], b["accuracy"], f"bubble {_side(over)}", radius, words)
     legend = (("s2 patch", "surer than right"), ("s1 patch", "less sure than right"))
@@ -56,22 +56,22 @@ def _side(over: bool) -> str:
     return "s2" if over else "s1"
 
 
-def risk_coverage(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> Figure:
-    """Error rate of what is kept, when the least sure images go to a person."""
+def risk_coverage(before: Mapping[str, Any], after: Mapping[str, Any] | None, unit: str = "images") -> Figure:
+    """Error rate of what is kept, when the least sure images (or other units) go to a person."""
     curves = [("as trained", before)] + ([("after temperature", after)] if after else [])
     lines = [[(p["coverage"], p["risk"]) for p in side["risk_coverage"]] for _, side in curves]
     highest = max((risk for line in lines for _, risk in line), default=0.0)
     at = "; ".join(f"keeping {c:.0%}: {r:.1%} wrong" for c, r in (kept_at(before, share) for share in (0.5, 0.8, 1.0)))
     chart = Chart(
-        Axis(0, 1, "Share of images kept, surest first", percent=True),
+        Axis(0, 1, f"Share of {unit} kept, surest first", percent=True),
         Axis(0, max(1.08 * highest, 0.01), "Wrong among those kept", percent=True),
-        f"Error rate against the share of images kept. {at}.",
+        f"Error rate against the share of {unit} kept. {at}.",
         height=300,
     )
     for line, style in zip(lines, STYLES, strict=False):
         chart.line(line, style)
     names = [f"{name}, area {value_text(side['aurc']['value'], 'aurc')}" for name, side in curves]
-    caption = "The lower the better. Far left, few images are kept and the curve is rough."
+    caption = f"The lower the better. Far left, few {unit} are kept and the curve is rough."
     return Figure("Risk against coverage", chart.markup(), caption, tuple(zip(STYLES, names, strict=False)))
 
 

@@ -66,6 +66,7 @@ def report_content(run: RunFiles, judged: Judged, data: str | None = None) -> di
         "pictures_note": pictures_note,
         "calibration_scores": [name for name in CALIBRATION_SCORES if name in judged["calibration"]["before"]],
         "calibration_sides": _sides(judged),
+        "unit": _unit(judged),
         "calibration_figures": _calibration_figures(judged),
         "referral": _referral(judged),
         "soft_labels": soft_label_table(correlation["matrix"], classes) if correlation else None,
@@ -109,15 +110,18 @@ def _sides(judged: Judged) -> list[tuple[str, Mapping[str, Any]]]:
 
 def _calibration_figures(judged: Judged) -> list[Figure]:
     calibration = judged["calibration"]
-    figures = [reliability(side, f"Reliability {title}") for title, side in _sides(judged) if side["reliability"]]
-    if calibration["before"]["risk_coverage"]:
-        figures.append(risk_coverage(calibration["before"], calibration["after"]))
-    return figures
+    figures = [reliability(side, f"Reliability {title}", _unit(judged)) for title, side in _sides(judged)]
+    return [*figures, risk_coverage(calibration["before"], calibration["after"], _unit(judged))]
+
+
+def _unit(judged: Judged) -> str:
+    """What is judged: with several labels every class of every image is a decision of its own."""
+    return "images" if judged["task"] == "single-label" else "decisions"
 
 
 def _referral(judged: Judged) -> list[tuple[float, float]]:
     side = judged["calibration"]["after"] or judged["calibration"]["before"]
-    return [kept_at(side, 1 - referred) for referred in REFERRED] if side["risk_coverage"] else []
+    return [kept_at(side, 1 - referred) for referred in REFERRED] if judged["task"] == "single-label" else []
 
 
 def _correlation_words(judged: Judged) -> list[str]:

@@ -27,12 +27,10 @@ class RunFiles:
 
 
 def read_run(run: str | Path) -> RunFiles:
-    """The files of a run folder. A file instead of a folder is a predictions.csv: its folder is taken only if it
-    holds a run's settings."""
-    path = Path(run)
-    folder = path if path.is_dir() else path.parent
-    if not path.is_dir() and not (folder / "settings.toml").exists():
-        return RunFiles(folder)
+    """The files of a run folder. Of a predictions.csv alone nothing else is known, whatever lies beside it."""
+    folder = Path(run)
+    if not folder.is_dir():
+        return RunFiles(folder.parent)
     return RunFiles(folder, _settings(folder / "settings.toml"), _records(folder / "metrics.jsonl"))
 
 
