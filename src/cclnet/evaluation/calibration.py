@@ -25,7 +25,7 @@ from scipy import sparse, special
 from cclnet.evaluation.bootstrap import Statistic
 from cclnet.evaluation.predictions import Floats, Integers, Predictions
 from cclnet.evaluation.scores import decisions
-from cclnet.evaluation.weighted import blocks_of, columns
+from cclnet.evaluation.weighted import BLOCKS, blocks_of, columns
 
 BINS = 15
 SMALLEST = float(np.finfo(np.float64).eps)
@@ -82,12 +82,12 @@ def measure(predictions: Predictions) -> dict[str, float]:
 
 def calibration_statistic(predictions: Predictions, exact: bool = False) -> Statistic:
     """MEASURES as functions of totals; bins are those of the whole part, whatever is drawn. The risk-coverage curve
-    takes neighbouring confidences for equal beyond a thousand of them, unless ``exact``."""
+    takes neighbouring confidences for equal beyond BLOCKS of them, unless ``exact``."""
     confidence, right = confidences(predictions)
     each = 1 if right.ndim == 1 else right.shape[1]  # decisions an image
     flat, hit = confidence.ravel(), right.ravel()
     gap, block_gap = equal_width_bins(flat), equal_count_bins(flat)
-    block, blocks = blocks_of(-flat, len(flat) if exact else 1000)
+    block, blocks = blocks_of(-flat, len(flat) if exact else BLOCKS)
     pooled = [
         columns(gap, BINS, hit - flat),
         columns(block_gap, BINS, hit - flat),

@@ -16,7 +16,7 @@ from cclnet.evaluation.bootstrap import Statistic
 from cclnet.evaluation.predictions import Floats, Predictions
 from cclnet.evaluation.scores import TOP_K, decisions, place_of_label
 
-BLOCKS = 1000
+BLOCKS = 250
 
 Bools = npt.NDArray[np.bool_]
 
