@@ -14,7 +14,7 @@ import pytest
 
 SETTINGS = [
     "data=synthetic:images=130,size=32", "short_side=32", "backbone=test_resnet", "epochs=6", "batch_size=16", "lr=.02",
-    "lr_ccl=.05", "split.val=.25", "augment.crop=28", "method_settings.widths=[16, 8]", "method_settings.patience=2",
+    "lr_ccl=.5", "split.val=.25", "augment.crop=28", "method_settings.widths=[16, 8]", "method_settings.patience=1",
     "precision=64", "batch_norm=frozen",
 ]  # fmt: skip
 

@@ -97,6 +97,8 @@ class Training:
         self.settings, self.run, self.fabric, self.data = settings, run, fabric, data
         on_gpu = fabric.device.type == "cuda"
         compiled = on_gpu if settings.compile is None else settings.compile
+        if compiled:
+            torch._dynamo.reset()  # it keeps few versions of a function: those of earlier runs must not use them up
         self.network = make_network(settings, data).to(memory_format=torch.channels_last)
         if settings.batch_norm == "sync":
             self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)
@@ -277,7 +279,7 @@ class Training:
         own = torch.zeros(count, self.data.table.num_classes, dtype=self.mean.dtype, device=self.fabric.device)
         place = {int(row): position for position, row in enumerate(loader.rows)}
         for batch in loader.epoch(0):
-            images = normalise(batch.crops, self.mean, self.std)
+            images = normalise(batch.crops, self.mean, self.std).to(own.dtype)
             at = torch.tensor([place[int(row)] for row in batch.rows], device=self.fabric.device)
             own[at] = classifier.logits(classifier.features(images)).to(own.dtype)
         total: Tensor = self.fabric.all_reduce(own, reduce_op="sum") if self.fabric.world_size > 1 else own

@@ -1,0 +1,81 @@
+"""What a person reads when a run has ended: scores, the learned matrix, where the report is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cclnet.evaluation.correlation import agreement
+from cclnet.evaluation.judge import judge
+from cclnet.report import write_report
+
+HEADLINE = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+    "kappa": "Cohen's kappa",
+    "macro_jaccard": "macro Jaccard",
+    "mean_average_precision": "mean average precision",
+}
+
+
+def print_summary(run: Path, console: Console | None = None) -> None:
+    """Judge a run, write its scores and report, and print what matters."""
+    console = console or Console()
+    judged = judge(run)
+    report = write_report(run, judged)
+    console.print(_scores_table(judged))
+    if judged["correlation"]:
+        console.print(_matrix_table(judged["classes"], judged["correlation"]))
+        console.print(_correlation_words(judged), highlight=False)
+    for warning in judged["warnings"]:
+        console.print(f"[yellow]note:[/yellow] {warning}", highlight=False)
+    console.print(f"report: {report}", highlight=False, soft_wrap=True)
+
+
+def _scores_table(judged: dict[str, Any]) -> Table:
+    part = judged["part"]
+    table = Table(title=f"{part['images']:,} images of part '{part['name']}', 95% intervals", title_justify="left")
+    table.add_column("score")
+    table.add_column("value", justify="right")
+    table.add_column("interval", justify="right")
+    calibration = judged["calibration"]
+    rows = {words: judged["scores"][name] for name, words in HEADLINE.items() if name in judged["scores"]}
+    rows["calibration error (ECE)"] = calibration["before"]["ece"]
+    if calibration["after"]:
+        temperature = calibration["temperature"]["value"]
+        rows[f"… at temperature {temperature:.2f}"] = calibration["after"]["ece"]
+    for words, number in rows.items():
+        low, high = number["low"], number["high"]
+        interval = "" if low is None or high is None else f"{low:.4f} – {high:.4f}"
+        table.add_row(words, "–" if number["value"] is None else f"{number['value']:.4f}", interval)
+    return table
+
+
+def _matrix_table(classes: Sequence[str], correlation: dict[str, Any]) -> Table:
+    table = Table(title="soft labels: row, the label of a class", title_justify="left")
+    table.add_column("class")
+    for name in classes:
+        table.add_column(name, justify="right")
+    for row, (name, values) in enumerate(zip(classes, correlation["matrix"], strict=True)):
+        cells = [f"[bold]{v:.3f}[/bold]" if column == row else f"{v:.3f}" for column, v in enumerate(values)]
+        table.add_row(name, *cells)
+    return table
+
+
+def _correlation_words(judged: dict[str, Any]) -> str:
+    correlation = judged["correlation"]
+    words = f"softness {correlation['softness']:.3f}, collapse point {correlation['collapse_softness']:.3f}"
+    data = (judged["model"] or {}).get("trained", {}).get("data", "")
+    if data.partition(":")[0] == "synthetic":
+        from cclnet.data.synthetic import planted_similarity
+
+        truth = agreement(correlation["matrix"], planted_similarity(len(judged["classes"])))
+        words += f", rank correlation with the planted similarity {truth:.2f}"
+    if correlation["rarity_agreement"] is not None:
+        words += f", with class rarity {correlation['rarity_agreement']:.2f}"
+    return words
