@@ -190,7 +190,7 @@ class TestLabels:
         with pytest.raises(InputError, match=r"several rows that differ: a\.png"):
             open_data(path)
         path = write_csv(folder / "labels.csv", [*rows, ["./a.png", "y"]])
-        with pytest.raises(InputError, match=r"several rows mean the same file: a\.png"):
+        with pytest.raises(InputError, match=r"several rows mean the same file: .*a\.png"):
             open_data(path)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 
 from cclnet.data.sources.findings import PART_NAMES, Findings, encode, finish
-from cclnet.data.sources.listing import image_files, subfolders
+from cclnet.data.sources.listing import below, image_files, subfolders
 from cclnet.data.sources.options import Options, Source
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
@@ -34,35 +35,35 @@ def read(path: Path, options: Options) -> ImageTable:
         raise InputError(f"{path} is not a folder of class folders.")
     findings = Findings()
     parted = bool(_part_folders(path))
-    rows: list[tuple[Path, str, str, str]] = []  # file, name, label, part
+    rows: list[tuple[str, str, str]] = []  # name, label, part
     unlabelled: list[str] = []
     for file in image_files(path, follow_links=options.follow_links):
-        inner = file.relative_to(path)
-        part, label = _place(inner.parts[:-1], parted)
+        name = below(path, file).replace(os.sep, "/")
+        part, label = _place(name.split("/")[:-1], parted)
         if label:
-            rows.append((file, inner.as_posix(), label, part))
+            rows.append((name, label, part))
         else:
-            unlabelled.append(inner.as_posix())
+            unlabelled.append(name)
     findings.leave_out("images without a label (in no class folder)", unlabelled)
-    codes, classes = encode([label for _, _, label, _ in rows])
+    codes, classes = encode([label for _, label, _ in rows])
     table = ImageTable(
         source=SOURCE.words,
         root=path,
-        names=[name for _, name, _, _ in rows],
-        images=[file for file, _, _, _ in rows],
+        names=[name for name, _, _ in rows],
+        images=[path / name for name, _, _ in rows],
         labels=codes,
         classes=classes,
-        parts=np.array([part for _, _, _, part in rows], dtype=np.str_) if parted else None,
+        parts=np.array([part for _, _, part in rows], dtype=np.str_) if parted else None,
     )
     return finish(table, findings, options.strict)
 
 
-def _place(above: tuple[str, ...], parted: bool) -> tuple[str, str]:
+def _place(above: list[str], parted: bool) -> tuple[str, str]:
     """Part and class from the folders above an image; no class where it lies beside the class folders."""
     part = ""
     if parted:
         part = PART_NAMES.get(above[0].lower(), "") if above else ""
-        above = above[1:] if part else ()
+        above = above[1:] if part else []
     label = above[0] if above and not _NOT_A_CLASS.match(above[0]) else ""
     return part, label
 

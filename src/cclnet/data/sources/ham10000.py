@@ -14,7 +14,7 @@ import pandas as pd
 
 from cclnet.data.sources import isic
 from cclnet.data.sources.findings import Findings, encode, finish, groups_or_alone, listed
-from cclnet.data.sources.listing import ByStem, image_files, plain_files, same_spelling
+from cclnet.data.sources.listing import ByStem, below, image_files, plain_files, same_spelling
 from cclnet.data.sources.options import Options, Source
 from cclnet.data.sources.sheet import TEXT_SUFFIXES, read_columns, read_sheet
 from cclnet.data.table import ImageTable
@@ -46,7 +46,7 @@ def read(path: Path, options: Options) -> ImageTable:
     rows = _without_doubles(rows, sheets).sort_values("image_id")
     images = ByStem(image_files(root, follow_links=options.follow_links))
     findings.leave_out("rows without a diagnosis", rows["image_id"][rows["dx"] == ""].tolist())
-    findings.leave_out("images without a label", [f.relative_to(root) for f in images.besides(rows["image_id"])])
+    findings.leave_out("images without a label", [below(root, file) for file in images.besides(rows["image_id"])])
     rows = rows[rows["dx"] != ""]
     files = [images.find(name) for name in rows["image_id"]]
     count = np.array([len(several) for several in files], dtype=np.int64)
@@ -59,7 +59,7 @@ def read(path: Path, options: Options) -> ImageTable:
         source=SOURCE.words,
         root=root,
         names=names,
-        images=[several[0] for several in files if len(several) == 1],
+        images=[Path(several[0]) for several in files if len(several) == 1],
         labels=labels,
         classes=classes,
         groups=groups_or_alone(rows["lesion_id"].tolist(), names, findings),

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from cclnet.data.sources.findings import PART_NAMES, Findings, finish, groups_or_alone, listed
-from cclnet.data.sources.listing import ByStem, image_files, plain_files, same_spelling, subfolders
+from cclnet.data.sources.listing import ByStem, below, image_files, plain_files, same_spelling, subfolders
 from cclnet.data.sources.options import Options, Source
 from cclnet.data.sources.sheet import TEXT_SUFFIXES, read_columns, read_sheet
 from cclnet.data.table import ImageTable
@@ -64,7 +64,7 @@ def read(path: Path, options: Options) -> ImageTable:
         source=SOURCE.words,
         root=place.root,
         names=names,
-        images=rows["file"].tolist(),
+        images=[Path(file) for file in rows["file"]],
         labels=np.array([classes.index(label) for label in rows["label"]], dtype=np.int64),
         classes=classes,
         groups=groups_or_alone(about["lesion_id"].tolist(), names, findings) if "lesion_id" in about else None,
@@ -154,7 +154,7 @@ def _with_files(rows: pd.DataFrame, place: _Place, options: Options, findings: F
     count = np.array([len(several) for several in files], dtype=np.int64)
     findings.leave_out("labels without an image", rows["image"][count == 0].tolist())
     findings.leave_out("labels for which several files fit", rows["image"][count > 1].tolist())
-    findings.leave_out("images without a label", [file.relative_to(place.root) for file in unlabelled])
+    findings.leave_out("images without a label", [below(place.root, file) for file in unlabelled])
     return rows[count == 1].assign(file=[several[0] for several in files if len(several) == 1])
 
 

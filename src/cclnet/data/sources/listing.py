@@ -1,7 +1,9 @@
-"""The image files of a data folder: each found once, none outside it."""
+"""The image files of a data folder: each found once, none outside it.
 
-# Strings and not Path objects, for these loops see every file of a data set:
-# ruff: noqa: PTH100, PTH112, PTH113, PTH118, PTH122, PTH123
+Files are strings in here and become Path objects in the table, for these loops see every file of a data set.
+"""
+
+# ruff: noqa: PTH100, PTH112, PTH113, PTH114, PTH118, PTH119, PTH120, PTH122, PTH123, PTH202
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from cclnet.data.sources.findings import listed
 from cclnet.errors import InputError
 
 
-def image_files(folder: Path, *, follow_links: bool = False, first_only: bool = False) -> list[Path]:
+def image_files(folder: Path, *, follow_links: bool = False, first_only: bool = False) -> list[str]:
     """All image files in and below a folder, in the order of their paths; ``first_only`` stops at any one.
 
     Hidden files and what macOS leaves in archives are passed over. A link that leads out of the folder is refused
@@ -49,7 +51,7 @@ def image_files(folder: Path, *, follow_links: bool = False, first_only: bool = 
             break
     if leaving:
         raise _leads_out(folder, sorted(leaving))
-    return [Path(path) for path in sorted(found)]
+    return sorted(found)
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -61,7 +63,22 @@ def plain_files(folder: Path, suffixes: Iterable[str]) -> list[Path]:
     """The files directly inside a folder that have one of these suffixes, by name."""
     wanted = set(suffixes)
     entries = (entry for entry in _entries(folder) if os.path.splitext(entry.name)[1].lower() in wanted)
-    return sorted(Path(entry.path) for entry in entries if os.path.isfile(entry.path))
+    return [Path(path) for path in sorted(entry.path for entry in entries if os.path.isfile(entry.path))]
+
+
+def images_beside(files: Iterable[str]) -> list[str]:
+    """The other image files in the folders of these."""
+    known = set(files)
+    folders = sorted({os.path.dirname(file) for file in known})
+    there = (
+        entry.path for folder in folders for entry in _entries(folder) if entry.is_file() and _named_as_image(entry)
+    )
+    return sorted(set(there) - known)
+
+
+def below(folder: Path, file: str) -> str:
+    """The path of a file that was found in a folder, from that folder on."""
+    return file[len(os.path.join(folder, "")) :]
 
 
 def resolve_inside(folder: Path, names: Iterable[str]) -> list[str]:
@@ -82,31 +99,30 @@ def resolve_inside(folder: Path, names: Iterable[str]) -> list[str]:
     return relative
 
 
-def locate(folder: Path, names: Iterable[str], *, follow_links: bool = False) -> list[list[Path]]:
+def locate(folder: Path, names: Iterable[str], *, follow_links: bool = False) -> list[list[str]]:
     """For each name from a table the files it may mean: none, one, or several that differ.
 
     A name is a path inside ``folder``. Where no file has it, a file of the same name, with or without suffix, is
     looked for in all folders below.
     """
     relative = resolve_inside(folder, names)
-    found = [[path] if os.path.isfile(path := folder / name) else [] for name in relative]
-    _refuse_leaving(folder, [paths[0] for paths in found if paths], follow_links)
+    found = [[path] if os.path.isfile(path := os.path.join(folder, name)) else [] for name in relative]
+    if not follow_links:
+        _refuse_leaving(folder, [paths[0] for paths in found if paths])
     if all(found):
         return found
     elsewhere = ByStem(image_files(folder, follow_links=follow_links))
     return [paths or elsewhere.find_named(name) for paths, name in zip(found, relative, strict=True)]
 
 
-def _refuse_leaving(folder: Path, files: list[Path], follow_links: bool) -> None:
+def _refuse_leaving(folder: Path, files: list[str]) -> None:
     """Refuse files that are, or lie behind, links out of the folder. Only links need their target looked up."""
-    if follow_links:
-        return
     inside = os.path.realpath(folder)
-    straight = {parent: _within(os.path.realpath(parent), inside) for parent in {file.parent for file in files}}
+    stays = {parent: _within(os.path.realpath(parent), inside) for parent in {os.path.dirname(file) for file in files}}
     leaving = [
         file
         for file in files
-        if not straight[file.parent] or (file.is_symlink() and not _within(os.path.realpath(file), inside))
+        if not stays[os.path.dirname(file)] or (os.path.islink(file) and not _within(os.path.realpath(file), inside))
     ]
     if leaving:
         raise _leads_out(folder, leaving)
@@ -130,34 +146,34 @@ class ByStem:
     Copies of one file (the same name and size, as in Kaggle's HAM10000 with every image twice) count once.
     """
 
-    def __init__(self, files: Iterable[Path]) -> None:
-        self._files: dict[str, list[Path]] = defaultdict(list)
+    def __init__(self, files: Iterable[str]) -> None:
+        self._files: dict[str, list[str]] = defaultdict(list)
         for file in files:
-            stem = same_spelling(file.stem)
+            stem = same_spelling(os.path.splitext(os.path.basename(file))[0])
             if not stem.endswith(("_segmentation", "_superpixels")) and "_attribute_" not in stem:
                 self._files[stem].append(file)
 
-    def find(self, stem: str) -> list[Path]:
+    def find(self, stem: str) -> list[str]:
         """The files of that stem, copies left out: none, one, or several that differ."""
         return _without_copies(self._files.get(stem, []))
 
-    def find_named(self, name: str) -> list[Path]:
+    def find_named(self, name: str) -> list[str]:
         """The same for a path of which only the file name counts, with or without suffix."""
-        last = same_spelling(name.rpartition("/")[2])
+        last = same_spelling(os.path.basename(name))
         stem, suffix = os.path.splitext(last)
         if suffix.lower() not in SUFFIXES:
             return self.find(last)
-        exact = [file for file in self._files.get(stem, []) if same_spelling(file.name) == last]
-        return _without_copies(exact)
+        files = self._files.get(stem, [])
+        return _without_copies([file for file in files if same_spelling(os.path.basename(file)) == last])
 
-    def besides(self, used: Iterable[str]) -> list[Path]:
+    def besides(self, used: Iterable[str]) -> list[str]:
         """The files of all other stems."""
         rest = self._files.keys() - set(used)
         return [self._files[stem][0] for stem in sorted(rest)]
 
 
-def _without_copies(files: list[Path]) -> list[Path]:
-    return files[:1] if len(files) > 1 and len({file.stat().st_size for file in files}) == 1 else files
+def _without_copies(files: list[str]) -> list[str]:
+    return files[:1] if len(files) > 1 and len({os.path.getsize(file) for file in files}) == 1 else files
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:

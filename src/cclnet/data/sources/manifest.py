@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cclnet.data.pixels import SUFFIXES
 from cclnet.data.sources.findings import PART_NAMES, Findings, encode, finish, groups_or_alone, listed
-from cclnet.data.sources.listing import locate, plain_files
+from cclnet.data.sources.listing import below, images_beside, locate, plain_files
 from cclnet.data.sources.options import Options, Source
 from cclnet.data.sources.sheet import PARQUET_SUFFIXES, read_columns, read_sheet
 from cclnet.data.table import ImageTable
@@ -70,7 +69,8 @@ def read(path: Path, options: Options) -> ImageTable:
     findings.leave_out("images without a label", rows[columns.image][named & ~labelled & (count > 0)].tolist())
     findings.leave_out("labels without an image", rows[columns.image][named & (count == 0)].tolist())
     findings.leave_out("names that fit several files", rows[columns.image][named & (count > 1)].tolist())
-    findings.leave_out("images without a row in the table", _not_in_table(files))
+    others = images_beside(file for several in files for file in several)
+    findings.leave_out("images without a row in the table", [below(root, file) for file in others])
     kept = np.flatnonzero(named & labelled & (count == 1))
     _refuse_one_file_twice(sheet, [files[i][0] for i in kept])
     rows = rows.iloc[kept].reset_index(drop=True)
@@ -79,7 +79,7 @@ def read(path: Path, options: Options) -> ImageTable:
         source=SOURCE.words,
         root=root,
         names=names,
-        images=[files[i][0] for i in kept],
+        images=[Path(files[i][0]) for i in kept],
         labels=labels[kept],
         classes=classes,
         groups=None if columns.group is None else groups_or_alone(rows[columns.group].tolist(), names, findings),
@@ -174,10 +174,10 @@ def _without_doubles(sheet: Path, rows: pd.DataFrame, columns: _Columns) -> pd.D
     return rows
 
 
-def _refuse_one_file_twice(sheet: Path, files: list[Path]) -> None:
+def _refuse_one_file_twice(sheet: Path, files: list[str]) -> None:
     if len(set(files)) < len(files):
         twice = sorted(file for file, count in Counter(files).items() if count > 1)
-        raise InputError(f"{sheet}: several rows mean the same file: {listed([file.name for file in twice])}.")
+        raise InputError(f"{sheet}: several rows mean the same file: {listed(twice)}.")
 
 
 def _labels(
@@ -226,13 +226,6 @@ def _parts(sheet: Path, cells: pd.Series[str]) -> npt.NDArray[np.str_]:
     if odd:
         raise InputError(f"{sheet}: parts must be among {', '.join(PART_NAMES)}; found {listed(odd)}.")
     return np.array([PART_NAMES[cell.lower()] for cell in cells], dtype=np.str_)
-
-
-def _not_in_table(files: list[list[Path]]) -> list[str]:
-    """Image files that lie among those of the table."""
-    used = {file for several in files for file in several}
-    folders = sorted({file.parent for file in used})
-    return [file.name for folder in folders for file in plain_files(folder, SUFFIXES) if file not in used]
 
 
 def _plain(column: str) -> str:
