@@ -18,7 +18,7 @@ from cclnet.evaluation.bootstrap import Units
 from cclnet.evaluation.calibration import SMALLEST
 from cclnet.evaluation.predictions import Floats, Predictions
 
-BOUNDS = (0.05, 20.0)
+BOUNDS = (0.01, 100.0)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def with_temperature(predictions: Predictions, temperature: float | Floats) -> P
 
 
 def fit_temperature(predictions: Predictions) -> float:
-    """The temperature with the highest likelihood; NaN where it runs to a bound (nothing wrong, or nothing right).
+    """The temperature with the highest likelihood; NaN where there is no best one (nothing is wrong, or nothing right).
 
     >>> sure = np.full((10, 2), [0.9, 0.1])  # .9 sure, right seven times of ten
     >>> labels = np.array([0, 0, 0, 0, 0, 0, 0, 1, 1, 1])
@@ -70,7 +70,7 @@ def fit_temperature(predictions: Predictions) -> float:
 
     low, high = (math.log(bound) for bound in BOUNDS)
     best = optimize.minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-7})
-    return math.exp(best.x) if low + 1e-3 < best.x < high - 1e-3 else math.nan
+    return math.exp(best.x) if best.fun < min(loss(low), loss(high)) else math.nan
 
 
 def halves_of(units: Units, seed: int) -> npt.NDArray[np.bool_]:

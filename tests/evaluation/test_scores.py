@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, given, single_label
+from sklearn import metrics
+
+from cclnet.evaluation.predictions import Predictions
+from cclnet.evaluation.scores import confusion, decisions, place_of_label, score
+
+single = pytest.mark.parametrize("made", SINGLE_LABEL.values(), ids=SINGLE_LABEL.keys())
+several = pytest.mark.parametrize("made", SEVERAL_LABELS.values(), ids=SEVERAL_LABELS.keys())
+
+
+def same(found: float, expected: float) -> None:
+    assert (math.isnan(found) and math.isnan(expected)) or found == pytest.approx(expected, abs=1e-12, rel=1e-12)
+
+
+def test_the_papers_four_from_a_matrix_worked_by_hand() -> None:
+    counts = [[5, 1, 0], [2, 6, 2], [0, 1, 3]]
+    labels = [i for i in range(3) for _ in range(sum(counts[i]))]
+    predicted = [j for i in range(3) for j in range(3) for _ in range(counts[i][j])]
+    made = given(labels, np.where(np.eye(3)[predicted] == 1, 0.8, 0.1).tolist())
+    scores, _ = score(made)
+    assert confusion(made).tolist() == counts
+    same(scores["accuracy"], 14 / 20)
+    same(scores["macro_f1"], (2 * 5 / (6 + 7) + 2 * 6 / (10 + 8) + 2 * 3 / (4 + 5)) / 3)
+    chance = (6 * 7 + 10 * 8 + 4 * 5) / 400
+    same(scores["kappa"], (0.7 - chance) / (1 - chance))
+    same(scores["macro_jaccard"], (5 / 8 + 6 / 12 + 3 / 6) / 3)
+    same(scores["balanced_accuracy"], (5 / 6 + 6 / 10 + 3 / 4) / 3)
+
+
+def pairs_auroc(scores: np.ndarray, positive: np.ndarray) -> float:
+    """The chance that a positive is ranked above a negative, ties half: pair by pair."""
+    pairs = list(itertools.product(scores[positive], scores[~positive]))
+    return sum((a > b) + (a == b) / 2 for a, b in pairs) / len(pairs) if pairs else math.nan
+
+
+def threshold_precision(scores: np.ndarray, positive: np.ndarray) -> float:
+    """Precision at each distinct threshold, weighted by the recall it adds."""
+    if not positive.any():
+        return math.nan
+    total, before = 0.0, 0.0
+    for threshold in sorted(set(scores.tolist()), reverse=True):
+        kept = scores >= threshold
+        recall = positive[kept].sum() / positive.sum()
+        total += (recall - before) * positive[kept].mean()
+        before = recall
+    return total
+
+
+def class_scores(actual: np.ndarray, guessed: np.ndarray) -> dict[str, float]:
+    tp, fp, fn = (actual & guessed).sum(), (~actual & guessed).sum(), (actual & ~guessed).sum()
+    if not actual.any():
+        return dict.fromkeys(("precision", "recall", "f1", "jaccard"), math.nan)
+    return {
+        "precision": tp / (tp + fp) if tp + fp else math.nan,
+        "recall": tp / (tp + fn),
+        "f1": 2 * tp / (2 * tp + fp + fn),
+        "jaccard": tp / (tp + fp + fn),
+    }
+
+
+def class_oracle(made: Predictions) -> list[dict[str, float]]:
+    targets = made.targets == 1
+    guessed = decisions(made) == 1 if made.multilabel else decisions(made)[:, None] == np.arange(made.num_classes)
+    p = made.probabilities
+    return [
+        class_scores(targets[:, k], guessed[:, k])
+        | {
+            "auroc": pairs_auroc(p[:, k], targets[:, k]) if targets[:, k].any() else math.nan,
+            "average_precision": threshold_precision(p[:, k], targets[:, k]),
+        }
+        for k in range(made.num_classes)
+    ]
+
+
+def mean_of_present(rows: list[dict[str, float]], name: str) -> float:
+    values = [row[name] for row in rows if not math.isnan(row[name])]
+    return sum(values) / len(values) if values else math.nan
+
+
+@single
+def test_single_label_scores_equal_their_oracles(made: Predictions) -> None:
+    scores, table = score(made)
+    rows = class_oracle(made)
+    labels, predicted = made.labels, decisions(made)
+    same(scores["accuracy"], sum(a == b for a, b in zip(labels, predicted, strict=True)) / len(labels))
+    for name, of in (("balanced_accuracy", "recall"), ("macro_f1", "f1"), ("macro_jaccard", "jaccard"),
+                     ("macro_auroc", "auroc"), ("mean_average_precision", "average_precision")):  # fmt: skip
+        same(scores[name], mean_of_present(rows, of))
+    chance = sum((labels == k).mean() * (predicted == k).mean() for k in range(made.num_classes))
+    same(scores["kappa"], math.nan if chance == 1 else (scores["accuracy"] - chance) / (1 - chance))
+    for k, row in enumerate(rows):
+        for name, value in row.items():
+            same(table[name][k], value)
+        assert table["support"][k] == (labels == k).sum() and table["predicted"][k] == (predicted == k).sum()
+
+
+@single
+def test_top_k_counts_the_place_of_the_label(made: Predictions) -> None:
+    scores, _ = score(made)
+    ordered = [sorted(range(made.num_classes), key=lambda k: (-row[k], k)) for row in made.probabilities]
+    places = [row.index(label) for row, label in zip(ordered, made.labels, strict=True)]
+    assert place_of_label(made).tolist() == places
+    assert {n for n in scores if n.startswith("top")} == {f"top_{k}_accuracy" for k in (2, 3, 5) if k < made.num_classes}
+    for k in (2, 3):
+        if k < made.num_classes:
+            same(scores[f"top_{k}_accuracy"], sum(place < k for place in places) / len(places))
+
+
+def test_scores_equal_scikit_learns_multiclass_functions_where_these_are_defined() -> None:
+    made = single_label(300, 6, seed=11)
+    scores, _ = score(made)
+    predicted, p = made.probabilities.argmax(axis=1), made.probabilities
+    same(scores["balanced_accuracy"], metrics.balanced_accuracy_score(made.labels, predicted))
+    same(scores["macro_f1"], metrics.f1_score(made.labels, predicted, average="macro"))
+    same(scores["macro_jaccard"], metrics.jaccard_score(made.labels, predicted, average="macro"))
+    same(scores["kappa"], metrics.cohen_kappa_score(made.labels, predicted))
+    same(scores["macro_auroc"], metrics.roc_auc_score(made.labels, p, multi_class="ovr"))
+    for k in (2, 3, 5):
+        same(scores[f"top_{k}_accuracy"], metrics.top_k_accuracy_score(made.labels, p, k=k))
+
+
+def test_a_missing_class_is_left_out_of_the_means_and_not_counted_as_zero() -> None:
+    # two classes found perfectly, a third that is not there but predicted once
+    made = given([0, 0, 1, 1], [[0.8, 0.1, 0.1], [0.1, 0.1, 0.8], [0.1, 0.8, 0.1], [0.1, 0.8, 0.1]])
+    scores, table = score(made)
+    same(scores["macro_f1"], (2 / 3 + 1) / 2)  # zero for the third would give 5/9
+    same(scores["balanced_accuracy"], 0.75)
+    same(scores["accuracy"], 0.75)
+    assert all(math.isnan(table[name][2]) for name in ("precision", "recall", "f1", "jaccard", "auroc"))
+    assert table["predicted"][2] == 1
+
+
+@several
+def test_several_label_scores_equal_their_oracles(made: Predictions) -> None:
+    scores, table = score(made)
+    rows = class_oracle(made)
+    targets, guessed = made.targets == 1, made.probabilities >= 0.5
+    same(scores["mean_average_precision"], mean_of_present(rows, "average_precision"))
+    same(scores["macro_auroc"], mean_of_present(rows, "auroc"))
+    same(scores["macro_f1"], mean_of_present(rows, "f1"))
+    marked = targets.sum() + guessed.sum()
+    same(scores["micro_f1"], 2 * (targets & guessed).sum() / marked if marked else math.nan)
+    same(scores["subset_accuracy"], np.mean([(t == g).all() for t, g in zip(targets, guessed, strict=True)]))
+    same(scores["hamming_loss"], (targets != guessed).sum() / targets.size)
+    for k, row in enumerate(rows):
+        for name, value in row.items():
+            same(table[name][k], value)
