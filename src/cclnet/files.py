@@ -10,6 +10,16 @@ from typing import BinaryIO
 from cclnet.errors import InputError
 
 
+def make_folder(path: str | Path) -> Path:
+    """The folder at ``path``, made if need be with those above it."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the folder {path} cannot be made: {error.strerror or error}. Choose another.") from error
+    return path
+
+
 def write_whole(path: str | Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
     """Write ``content`` (bytes, text, or a function that fills an open file) under a temporary name beside
     ``path``, flush it to the disk, then rename it. On any failure what stood at ``path`` still stands.

@@ -46,8 +46,7 @@ def write_run(
     if groups:
         frame["group"] = [f"HAM_{i // 2:07d}" for i in range(images)]
     frame["label"] = ["|".join(np.array(classes)[row > 0]) for row in hits]
-    for k, name in enumerate(classes):
-        frame[f"p_{name}"] = p[:, k]
+    frame = pd.concat([frame, pd.DataFrame(p, columns=[f"p_{name}" for name in classes])], axis=1)
     frame.to_csv(folder / "predictions.csv", index=False, float_format="%.9g")
     split = frame[[c for c in ("image", "part", "group", "label") if c in frame]].copy()
     split.loc[split.index % 4 == 1, "part"] = "train"  # their partners in a group are reported: leaks to be found

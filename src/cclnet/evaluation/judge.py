@@ -104,7 +104,7 @@ from cclnet.evaluation.runs import Run, open_run
 from cclnet.evaluation.scores import PER_CLASS, confusion, decisions, score
 from cclnet.evaluation.temperature import calibrate, fitting_part
 from cclnet.evaluation.weighted import decision_statistic, ranking_statistic
-from cclnet.files import write_whole
+from cclnet.files import make_folder, write_whole
 
 MISTAKES = 24
 PROPORTIONS = ("accuracy", "top_2_accuracy", "top_3_accuracy", "top_5_accuracy", "subset_accuracy", "hamming_loss")
@@ -164,8 +164,7 @@ def judge(run: str | Path, out: str | Path | None = None, draws: int = 1000, see
         write_whole(opened.folder / "model.json", json.dumps(model, indent=2) + "\n")
     folder = opened.folder if out is None else Path(out)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "scores.json", json.dumps(judged, indent=1, allow_nan=False) + "\n")
+        write_whole(make_folder(folder) / "scores.json", json.dumps(judged, indent=1, allow_nan=False) + "\n")
     return judged
 
 

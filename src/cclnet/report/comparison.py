@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cclnet.evaluation.correlation import read_correlation
-from cclnet.files import write_whole
+from cclnet.files import make_folder, write_whole
 from cclnet.report.comparison_figures import differences, seed_points
 from cclnet.report.heat import HeatTable, agreement_table, soft_label_table
 from cclnet.report.page import render
@@ -28,8 +28,7 @@ def write_comparison(out: str | Path, compared: Compared) -> Path:
         compared: what ``cclnet.evaluation.compare.compare(runs)`` returned. The soft labels shown side by side are
             read from the folders of the runs it names.
     """
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(out)
     content = comparison_content(compared)
     write_whole(folder / "comparison.json", json.dumps(compared, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     write_whole(folder / "comparison.md", render("comparison.md", **content))
@@ -39,8 +38,8 @@ def write_comparison(out: str | Path, compared: Compared) -> Path:
 
 def comparison_content(compared: Compared) -> dict[str, Any]:
     """Everything the two templates show."""
-    matrices = _matrices(compared)
     correlation = compared["correlation"]
+    matrices = _matrices(compared) if correlation else []
     return {
         "compared": compared,
         "names": [method["name"] for method in compared["methods"]],
@@ -81,15 +80,10 @@ def _agreement_words(correlation: Mapping[str, Any]) -> str:
 
 def _matrices(compared: Compared) -> list[tuple[str, HeatTable]]:
     """The soft labels of the runs that have some and are still where the comparison found them."""
-    if not compared["correlation"]:
-        return []
-    learned = set(compared["correlation"]["runs"])
-    places = {run["name"]: Path(run["path"]) for method in compared["methods"] for run in method["runs"]}
-    files = [(name, (place if place.is_dir() else place.parent) / "correlation.csv")
-             for name, place in places.items() if name in learned]  # fmt: skip
-    shown = [(name, file) for name, file in files if file.exists()][:MOST_MATRICES]
+    runs = [run for method in compared["methods"] for run in method["runs"]]
+    files = [(run["name"], Path(run["path"]) / "correlation.csv") for run in runs]
     tables = []
-    for name, file in shown:
+    for name, file in [(name, file) for name, file in files if file.exists()][:MOST_MATRICES]:
         classes, matrix = read_correlation(file)
         tables.append((name, soft_label_table(matrix.tolist(), classes)))
     return tables

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cclnet.files import write_whole
+from cclnet.files import make_folder, write_whole
 from cclnet.report.confusions import Confusions, frequent_confusions
 from cclnet.report.figures import Figure, kept_at, reliability, risk_coverage, training_curves
 from cclnet.report.heat import confusion_table, soft_label_table
@@ -38,8 +38,7 @@ def write_report(run: str | Path, judged: Judged, out: str | Path | None = None,
         data: where the images are, if they are not where the run's settings say.
     """
     found = read_run(run)
-    folder = Path(out) if out is not None else found.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(found.folder if out is None else out)
     content = report_content(found, judged, data)
     write_whole(folder / "report.md", render("report.md", **content))
     write_whole(folder / "report.html", render("report.html", **content))

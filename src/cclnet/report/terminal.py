@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cclnet.evaluation.correlation import agreement
@@ -25,19 +26,37 @@ HEADLINE = {
 
 def print_summary(run: Path, console: Console | None = None) -> None:
     """Judge a run, write its scores and report, and print what matters."""
-    console = console or Console()
     judged = judge(run)
-    report = write_report(run, judged)
+    print_judged(judged, write_report(run, judged), console)
+
+
+def print_judged(judged: Mapping[str, Any], report: Path, console: Console | None = None) -> None:
+    """What matters of a judgement, and where its report is."""
+    console = console or Console()
     console.print(_scores_table(judged))
     if judged["correlation"]:
         console.print(_matrix_table(judged["classes"], judged["correlation"]))
         console.print(_correlation_words(judged), highlight=False)
-    for warning in judged["warnings"]:
-        console.print(f"[yellow]note:[/yellow] {warning}", highlight=False)
-    console.print(f"report: {report}", highlight=False, soft_wrap=True)
+    _print_end(judged["warnings"], report, console)
 
 
-def _scores_table(judged: dict[str, Any]) -> Table:
+def print_comparison(compared: Mapping[str, Any], report: Path, console: Console | None = None) -> None:
+    """The verdicts of a comparison, and where its report is."""
+    console = console or Console()
+    for comparison in compared["comparisons"]:
+        names = f"{comparison['a']} against {comparison['b']}"
+        console.print(f"[bold]{escape(names)}[/bold] ({escape(comparison['in_words'].rstrip('.'))})", highlight=False)
+        console.print(f"  {escape(comparison['verdict'])}", highlight=False)
+    _print_end(compared["warnings"], report, console)
+
+
+def _print_end(warnings: Sequence[str], report: Path, console: Console) -> None:
+    for warning in warnings:
+        console.print(f"[yellow]note:[/yellow] {escape(warning)}", highlight=False)
+    console.print(f"report: {escape(str(report))}", highlight=False, soft_wrap=True)
+
+
+def _scores_table(judged: Mapping[str, Any]) -> Table:
     part = judged["part"]
     table = Table(title=f"{part['images']:,} images of part '{part['name']}', 95% intervals", title_justify="left")
     table.add_column("score")
@@ -56,18 +75,18 @@ def _scores_table(judged: dict[str, Any]) -> Table:
     return table
 
 
-def _matrix_table(classes: Sequence[str], correlation: dict[str, Any]) -> Table:
+def _matrix_table(classes: Sequence[str], correlation: Mapping[str, Any]) -> Table:
     table = Table(title="soft labels: row, the label of a class", title_justify="left")
     table.add_column("class")
     for name in classes:
-        table.add_column(name, justify="right")
+        table.add_column(escape(name), justify="right")
     for row, (name, values) in enumerate(zip(classes, correlation["matrix"], strict=True)):
         cells = [f"[bold]{v:.3f}[/bold]" if column == row else f"{v:.3f}" for column, v in enumerate(values)]
-        table.add_row(name, *cells)
+        table.add_row(escape(name), *cells)
     return table
 
 
-def _correlation_words(judged: dict[str, Any]) -> str:
+def _correlation_words(judged: Mapping[str, Any]) -> str:
     correlation = judged["correlation"]
     words = f"softness {correlation['softness']:.3f}, collapse point {correlation['collapse_softness']:.3f}"
     data = (judged["model"] or {}).get("trained", {}).get("data", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 NONE = "–"  # what is undefined
@@ -73,11 +73,14 @@ SCORES = {
 def score(name: str) -> Score:
     """The description of a score; one that is not known here is shown under its own name.
 
-    >>> score("top_3_accuracy").title
-    'Top-3 accuracy'
+    >>> score("top_3_accuracy").title, score("ece_calibrated").title
+    ('Top-3 accuracy', 'Calibration error after temperature')
     """
     if name in SCORES:
         return SCORES[name]
+    if name.endswith("_calibrated"):
+        plain = score(name.removesuffix("_calibrated"))
+        return replace(plain, title=f"{plain.title} after temperature")
     if top := re.fullmatch(r"top_(\d+)_accuracy", name):
         k = top[1]
         return Score(f"Top-{k} accuracy", f"Share of images whose right class is among the {k} most probable.", True)
