@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,19 @@ def test_non_ascii_names_and_spaces(tmp_path: Path) -> None:
         draw(tmp_path / label / "bild nr. ü 1.png")
     table = open_data(tmp_path)
     assert set(table.classes) == {"Nävus", "メラノーマ", 'with  spaces [red] & "quotes"'}
+    assert all(path.is_file() for path in table.images)
+
+
+def test_one_class_in_two_spellings_of_its_accent(tmp_path: Path) -> None:
+    for part, form in (("train", "NFC"), ("test", "NFD")):
+        class_folders(tmp_path, {f"{part}/{unicodedata.normalize(form, 'Nävus')}": 1, f"{part}/b": 1})
+    assert open_data(tmp_path).classes == ("b", "Nävus")
+
+
+def test_the_folder_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(class_folders(tmp_path, {"a": 1, "b": 1}))
+    table = open_data(".")
+    assert table.names == ["a/0.png", "b/0.png"]
     assert all(path.is_file() for path in table.images)
 
 

@@ -132,6 +132,23 @@ class TestIsic2018:
         with pytest.raises(InputError, match="have the same name and differ"):
             open_data(official)
 
+    def test_the_folder_one_stands_in(self, official: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        draw(official / "ISIC2018_Task3_Training_Input" / "ISIC_9.jpg")
+        monkeypatch.chdir(official)
+        table = open_data(".")
+        assert labels(table) == TRAINING
+        assert table.problems[0] == "images without a label: 1 (ISIC2018_Task3_Training_Input/ISIC_9.jpg)"
+
+    def test_images_behind_a_link_out_of_the_folder(
+        self, official: Path, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        elsewhere = tmp_path_factory.mktemp("elsewhere") / "images"
+        shutil.move(official / "ISIC2018_Task3_Training_Input", elsewhere)
+        (official / "ISIC2018_Task3_Training_Input").symlink_to(elsewhere)
+        with pytest.raises(InputError, match=r"lead out of it: .*ISIC2018_Task3_Training_Input\. .*--follow-links"):
+            open_data(official)
+        assert labels(open_data(official, follow_links=True)) == TRAINING
+
     def test_the_order_is_that_of_the_names(self, official: Path) -> None:
         reverse = dict(reversed(TRAINING.items()))
         truth = official / "ISIC2018_Task3_Training_GroundTruth" / "ISIC2018_Task3_Training_GroundTruth.csv"

@@ -34,6 +34,11 @@ class TestNothingFits:
         with pytest.raises(InputError, match="holds no images and no table of them"):
             open_data(tmp_path)
 
+    def test_a_data_set_one_folder_down_is_pointed_at(self, tmp_path: Path) -> None:
+        class_folders(tmp_path / "archive" / "chest", {"train/a": 1, "train/b": 1})
+        with pytest.raises(InputError, match=r"but .*archive/chest looks like one \(folder per class\): give that"):
+            open_data(tmp_path / "archive")
+
     def test_a_file_of_another_kind(self, tmp_path: Path) -> None:
         (tmp_path / "images.zip").write_bytes(b"PK")
         with pytest.raises(InputError, match=r"images\.zip is not a table or \.npz file"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from cclnet.data.sources import folders, ham10000, isic, manifest, medmnist
 from cclnet.data.sources.findings import listed
-from cclnet.data.sources.listing import below, image_files
+from cclnet.data.sources.listing import below, image_files, subfolders
 from cclnet.data.sources.options import Options, Source
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
@@ -100,6 +100,9 @@ def _nothing_fits(path: Path) -> str:
         return f"{path} is not a table or .npz file that is known here."
     if not any(path.iterdir()):
         return f"{path} is an empty folder."
+    for folder in subfolders(path)[:20]:
+        if fitting := [known.words for known in SOURCES.values() if known.find(folder)]:
+            return f"{path} is not a data set, but {folder} looks like one ({' or '.join(fitting)}): give that."
     if files := image_files(path, follow_links=True, first_only=True):
         return f"{path} holds images (such as {below(path, files[0])}) but nothing that labels them."
     return f"{path} holds no images and no table of them."

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cclnet.data.sources.findings import PART_NAMES, Findings, encode, finish
-from cclnet.data.sources.listing import below, image_files, subfolders
+from cclnet.data.sources.listing import below, image_files, same_spelling, subfolders
 from cclnet.data.sources.options import Options, Source
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
@@ -65,7 +65,7 @@ def _place(above: list[str], parted: bool) -> tuple[str, str]:
         part = PART_NAMES.get(above[0].lower(), "") if above else ""
         above = above[1:] if part else []
     label = above[0] if above and not _NOT_A_CLASS.match(above[0]) else ""
-    return part, label
+    return part, same_spelling(label)
 
 
 def _part_folders(path: Path) -> list[Path]:

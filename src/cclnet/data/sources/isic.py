@@ -141,7 +141,7 @@ def _with_files(rows: pd.DataFrame, place: _Place, options: Options, findings: F
     """The rows that have both a label and a file, with the column ``file``; the others are counted and named."""
     folders = {str(truth): _image_folder(truth, place) for truth in place.truths}
     images = {
-        folder: ByStem(image_files(folder, follow_links=options.follow_links))
+        folder: ByStem(image_files(folder, root=place.root, follow_links=options.follow_links))
         for folder in {*folders.values(), *_unlabelled_folders(place)}
     }
     named = {*rows["image"], *rows["image"].map(_other_size)}

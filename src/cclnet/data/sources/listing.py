@@ -18,18 +18,23 @@ from cclnet.data.sources.findings import listed
 from cclnet.errors import InputError
 
 
-def image_files(folder: Path, *, follow_links: bool = False, first_only: bool = False) -> list[str]:
+def image_files(
+    folder: Path, *, root: Path | None = None, follow_links: bool = False, first_only: bool = False
+) -> list[str]:
     """All image files in and below a folder, in the order of their paths; ``first_only`` stops at any one.
 
-    Hidden files and what macOS leaves in archives are passed over. A link that leads out of the folder is refused
-    unless ``follow_links``. No folder is entered twice, so links that go in circles end, and folders are entered by
-    their own name before any link to them.
+    Hidden files and what macOS leaves in archives are passed over. A link that leads out of ``root`` (default: the
+    folder) is refused unless ``follow_links``. No folder is entered twice, so links that go in circles end, and
+    folders are entered by their own name before any link to them.
     """
-    inside = os.path.realpath(folder)
+    root = root or folder
+    inside = os.path.realpath(root)
     found: list[str] = []
     leaving: list[str] = []
     entered: set[str] = set()
     folders, linked = [os.fspath(folder)], list[str]()
+    if not follow_links and not _within(os.path.realpath(folder), inside):
+        raise _leads_out(root, [folder])
     while folders or linked:
         current = folders.pop() if folders else linked.pop()
         real = os.path.realpath(current)
@@ -50,7 +55,7 @@ def image_files(folder: Path, *, follow_links: bool = False, first_only: bool = 
         if first_only and found:
             break
     if leaving:
-        raise _leads_out(folder, sorted(leaving))
+        raise _leads_out(root, sorted(leaving))
     return sorted(found)
 
 
@@ -78,7 +83,8 @@ def images_beside(files: Iterable[str]) -> list[str]:
 
 def below(folder: Path, file: str) -> str:
     """The path of a file that was found in a folder, from that folder on."""
-    return file[len(os.path.join(folder, "")) :]
+    start = os.path.join(folder, "")
+    return file[len(start) :] if file.startswith(start) else os.path.relpath(file, folder)
 
 
 def resolve_inside(folder: Path, names: Iterable[str]) -> list[str]:
