@@ -1,0 +1,247 @@
+"""Runs cells: several training processes, each with its device, and judging beside them so that no GPU waits."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import FrameType
+
+from cclnet.errors import InputError
+from cclnet.reproduce.experiments import Cell
+from cclnet.reproduce.results import Result, differing_settings, read_results, result_path
+from cclnet.reproduce.show import Show
+from cclnet.reproduce.worker import Message, Work, begin_judging, judge_cell, serve
+
+PACE = 0.2  # seconds between two looks at those who judge
+GRACE = 60.0  # seconds that a training process gets to write its checkpoint when all is stopped
+
+
+@dataclass
+class Outcome:
+    """The names of the cells by how they ended; those that failed with the reason."""
+
+    done: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Trainer:
+    """A training process and the cell it works on."""
+
+    process: BaseProcess
+    connection: Connection
+    cell: Cell | None = None
+
+
+def run_cells(cells: Sequence[Cell], work: Work, parallel: int = 1, show: Show | None = None) -> Outcome:
+    """Run the cells that have no result yet, ``parallel`` at a time.
+
+    A cell that was begun goes on from its checkpoint. One that fails is named in the outcome and stops no other.
+    When the deadline of ``work`` comes, what is in training is checkpointed and stays to be gone on with.
+    """
+    if parallel < 1:
+        raise InputError(f"parallel must be at least 1, got {parallel}.")
+    finished = _finished(cells, work)
+    outcome = Outcome(skipped=[cell.name for cell in cells if cell.name in finished])
+    left = [cell for cell in cells if cell.name not in finished]
+    show = show or Show(quiet=True)
+    for name in outcome.skipped:
+        show.update(name, "skipped", "has its result")
+    for cell in left:
+        show.update(cell.name, "waiting")
+    if left:
+        with show, _Crew(work, min(parallel, len(left)), outcome, show) as crew:
+            crew.run(left)
+    return outcome
+
+
+def _finished(cells: Sequence[Cell], work: Work) -> set[str]:
+    """Cells with a result. Results that were made with other settings are not mixed in: they are named, all."""
+    folders = {result_path(work.results, cell).parent for cell in cells}
+    kept: dict[str, Result] = {result.path.stem: result for folder in folders for result in read_results(folder)}
+    odd = []
+    for cell in cells:
+        if cell.name in kept:
+            different = differing_settings(work.settings(cell), kept[cell.name].content["settings"])
+            odd += [f"\n  {kept[cell.name].path}: {'; '.join(different)}"] if different else []
+    if odd:
+        raise InputError(
+            f"{len(odd)} results were made with other settings than the recipe has now:{''.join(odd)}\n"
+            "Remove them to run their cells again, or choose another --results."
+        )
+    return {cell.name for cell in cells if cell.name in kept}
+
+
+class _Crew:
+    """The processes at work. Read it from ``run`` downwards."""
+
+    def __init__(self, work: Work, parallel: int, outcome: Outcome, show: Show) -> None:
+        self.work, self.parallel, self.outcome, self.show = work, parallel, outcome, show
+        self.context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+        self.trainers: list[Trainer | None] = [None] * parallel
+        self.judging: dict[Future[str], Cell] = {}
+        self.judges = ProcessPoolExecutor(min(parallel, 2), mp_context=self.context, initializer=begin_judging)
+        self.devices = _devices(work.accelerator)
+        self.stopping = False
+
+    def run(self, cells: Sequence[Cell]) -> None:
+        waiting = list(cells)
+        with self._stop_on_signals():
+            while waiting or self._busy() or self.judging:
+                if self.stopping or time.time() > self.work.deadline:
+                    self._give_up(waiting)
+                while waiting and self.work.is_trained(waiting[0]):
+                    self._judge(waiting.pop(0))
+                for place in range(self.parallel):
+                    if waiting and (self.trainers[place] is None or self._at(place).cell is None):
+                        self._hand_out(place, waiting.pop(0))
+                self._listen()
+                self._collect_judged()
+
+    # ---- training ----------------------------------------------------------------------------------------------
+
+    def _at(self, place: int) -> Trainer:
+        trainer = self.trainers[place]
+        assert trainer is not None
+        return trainer
+
+    def _busy(self) -> list[int]:
+        return [i for i, trainer in enumerate(self.trainers) if trainer is not None and trainer.cell is not None]
+
+    def _hand_out(self, place: int, cell: Cell) -> None:
+        if self.trainers[place] is None:
+            ours, theirs = self.context.Pipe()
+            device = self.devices[place % len(self.devices)] if self.devices else None
+            threads = 0 if self.devices else max(1, (os.cpu_count() or 1) // self.parallel)
+            process = self.context.Process(target=serve, args=(theirs, device, threads, self.work), daemon=True)
+            process.start()
+            theirs.close()  # so that the end of the process is the end of the connection
+            self.trainers[place] = Trainer(process, ours)
+        trainer = self._at(place)
+        trainer.cell = cell
+        self.show.update(cell.name, "training", "starting")
+        try:
+            trainer.connection.send(cell)
+        except OSError:  # it ended after its last cell, in a way that was not foreseen: another takes its place
+            trainer.process.join()
+            self.trainers[place] = None
+            self._hand_out(place, cell)
+
+    def _listen(self) -> None:
+        busy = {self._at(place).connection: place for place in self._busy()}
+        for connection in wait(list(busy), timeout=PACE) if busy else ():
+            place = busy[connection]  # type: ignore[index]
+            trainer = self._at(place)
+            assert trainer.cell is not None
+            try:
+                message = trainer.connection.recv()
+            except (EOFError, OSError):
+                trainer.process.join()
+                self.trainers[place] = None
+                code = trainer.process.exitcode
+                state = "stopped" if self.stopping else "failed"
+                message = Message(state, f"its process ended with code {code}")
+            self._note(place, trainer, trainer.cell, message)
+        if not busy:
+            time.sleep(PACE)
+
+    def _note(self, place: int, trainer: Trainer, cell: Cell, message: Message) -> None:
+        if message.state == "training":
+            self.show.update(cell.name, "training", message.words)
+            return
+        trainer.cell = None
+        if message.state == "trained":
+            self._judge(cell)
+        elif message.state == "stopped":
+            self.outcome.unfinished.append(cell.name)
+            self.show.update(cell.name, "unfinished", message.words)
+        else:
+            self._failed(cell, message.words)
+        trainer.process.join(0.0)
+        if message.state == "failed" and self.trainers[place] is trainer:
+            self._dismiss(place)  # a new process begins with a clean device
+
+    def _dismiss(self, place: int) -> None:
+        trainer = self._at(place)
+        self.trainers[place] = None
+        try:
+            trainer.connection.send(None)
+        except OSError:
+            pass  # gone already
+        trainer.process.join(GRACE)
+        if trainer.process.is_alive():
+            trainer.process.kill()
+        trainer.connection.close()
+
+    # ---- judging -----------------------------------------------------------------------------------------------
+
+    def _judge(self, cell: Cell) -> None:
+        self.show.update(cell.name, "judging")
+        self.judging[self.judges.submit(judge_cell, cell, self.work)] = cell
+
+    def _collect_judged(self) -> None:
+        for future in [future for future in self.judging if future.done()]:
+            cell = self.judging.pop(future)
+            error = future.exception()
+            if error is not None:
+                self._failed(cell, f"judging: {type(error).__name__}: {error}")
+            else:
+                self.outcome.done.append(cell.name)
+                self.show.update(cell.name, "done", future.result())
+
+    def _failed(self, cell: Cell, words: str) -> None:
+        self.outcome.failed[cell.name] = words
+        self.show.update(cell.name, "failed", words)
+
+    # ---- stopping ----------------------------------------------------------------------------------------------
+
+    def _give_up(self, waiting: list[Cell]) -> None:
+        """Begin nothing more. Trainers see the deadline themselves; a signal is passed on to them."""
+        for cell in waiting:
+            self.outcome.unfinished.append(cell.name)
+            self.show.update(cell.name, "unfinished", "not begun" if not self.work.run_folder(cell).exists() else "")
+        waiting.clear()
+
+    @contextmanager
+    def _stop_on_signals(self) -> Iterator[None]:
+        def stop(number: int, frame: FrameType | None) -> None:
+            self.stopping = True
+            for place in self._busy():
+                self._at(place).process.terminate()  # noted between two steps, with a checkpoint
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def __enter__(self) -> _Crew:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        for place, trainer in enumerate(self.trainers):
+            if trainer is not None:
+                self._dismiss(place)
+        self.judges.shutdown(cancel_futures=True)
+
+
+def _devices(accelerator: str) -> list[str]:
+    """The names by which a process sees one GPU each; none for the CPU."""
+    if accelerator not in ("auto", "cuda", "gpu"):
+        return []
+    import torch
+
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [name for name in given.split(",") if name] if given is not None else []
+    return names or [str(i) for i in range(torch.cuda.device_count())]
