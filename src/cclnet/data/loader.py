@@ -72,7 +72,7 @@ class Loader:
         device: where batches go.
         resident: keep the pixels on the device, or stream them; None keeps them where they fit into 60% of
             its free memory (on a CPU they are used where they are).
-        workers: threads that cut batches ahead while streaming.
+        workers: threads that cut batches ahead while streaming; None for four on a GPU and one on a CPU.
         rank, world_size: which process of how many this is.
     """
 
@@ -109,8 +109,10 @@ class Loader:
         self._frame = int(images.heights[self.rows].max()), int(images.widths[self.rows].max())
         self.resident = self._fits() if resident is None else resident
         self._pixels = Resident(images, self.rows, self.device) if self.resident else Streamed(images, self.device)
-        self._workers = 0 if self.resident else workers or min(4, available_cores())
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        on_gpu = self.device.type == "cuda"
+        # A CPU needs its cores for the training: one thread is far ahead of it.
+        self._workers = 0 if self.resident else workers or (min(4, available_cores()) if on_gpu else 1)
+        self._stream = torch.cuda.Stream(self.device) if on_gpu else None
 
     def __len__(self) -> int:
         """Batches in an epoch (of this rank)."""
