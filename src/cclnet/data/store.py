@@ -142,13 +142,14 @@ class PixelStore:
         self._clear_away(self.read())
 
     def _clear_away(self, *wanted: Content | None) -> None:
-        """Cut each pixel file behind the last image that is wanted, and remove those of which none is."""
+        """Cut each pixel file behind the last image that is wanted; remove those of which none is, and what a killed
+        run had begun to write."""
         ends: dict[Path, int] = {}
         for content in wanted:
             if content is not None:
                 path = self.pixels_path(content.token)
                 ends[path] = max(content.end, ends.get(path, 0))
-        for path in self.folder.glob("pixels-*.bin"):
+        for path in (*self.folder.glob("pixels-*.bin"), *self.folder.glob(".*.partial")):
             if path not in ends:
                 path.unlink()
         for path, end in ends.items():
