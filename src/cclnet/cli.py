@@ -54,6 +54,12 @@ def train(
     compile: Annotated[bool | None, typer.Option(help="torch.compile. Default: on a GPU only.")] = None,
     deterministic: Annotated[bool | None, typer.Option(help="The same bits every time, slower.")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="Stop training after so long.")] = None,
+    source: Annotated[str | None, typer.Option(help="The layout of the data, where two fit.")] = None,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    group_column: GroupColumn = None,
+    part_column: PartColumn = None,
+    strict: Annotated[bool | None, typer.Option(help="Refuse images without label, labels without image.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any other setting, name=value: --set augment.hue=0.1 --set clip=5"),
@@ -76,7 +82,8 @@ def train(
     named: dict[str, Any] = {
         "data": data or None, "method": method, "backbone": backbone, "pretrained": pretrained, "weights": weights,
         "epochs": epochs, "batch_size": batch_size, "lr": lr, "lr_ccl": lr_ccl, "seed": seed, "compile": compile,
-        "deterministic": deterministic, "max_minutes": max_minutes,
+        "deterministic": deterministic, "max_minutes": max_minutes, "source": source, "image_column": image_column,
+        "label_column": label_column, "group_column": group_column, "part_column": part_column, "strict": strict,
     }  # fmt: skip
     given = {name: value for name, value in named.items() if value is not None}
     overrides = parse_overrides(set_ or [])

@@ -45,12 +45,23 @@ def wait_for_checkpoint(run: Path, process: subprocess.Popen[bytes], after: str 
     raise AssertionError("no checkpoint within a minute")
 
 
-@pytest.mark.parametrize("resident", [True, False])
-def test_kill_nine_changes_nothing(tmp_path: Path, resident: bool) -> None:
-    finish(start(new_run("whole", resident), tmp_path))
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    finish(start(new_run("whole", resident=True), folder))
+    return folder / "whole"
+
+
+def same(run: Path, undisturbed: Path) -> bool:
+    return all((run / name).read_bytes() == (undisturbed / name).read_bytes() for name in SAME)
+
+
+@pytest.mark.parametrize(("resident", "kills"), [(True, 2), (False, 1)])
+def test_kill_nine_changes_nothing(tmp_path: Path, undisturbed: Path, resident: bool, kills: int) -> None:
+    """Streamed or resident, it is the run that was left alone. How often more: benchmarks/kills.py."""
     chance = random.Random(resident)
     process, newest = start(new_run("killed", resident), tmp_path), ""
-    for _ in range(2):
+    for _ in range(kills):
         newest = wait_for_checkpoint(tmp_path / "killed", process, newest)
         time.sleep(chance.uniform(0.0, 0.15))
         process.kill()
@@ -58,12 +69,10 @@ def test_kill_nine_changes_nothing(tmp_path: Path, resident: bool) -> None:
         assert not (tmp_path / "killed" / "predictions.csv").exists(), "it ended before it was killed"
         process = start(["--resume", "killed"], tmp_path)
     finish(process)
-    for name in SAME:
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert same(tmp_path / "killed", undisturbed)
 
 
-def test_a_signal_ends_between_two_steps_with_a_checkpoint(tmp_path: Path) -> None:
-    finish(start(new_run("whole", True), tmp_path))
+def test_a_signal_ends_between_two_steps_with_a_checkpoint(tmp_path: Path, undisturbed: Path) -> None:
     process = start(new_run("stopped", True), tmp_path)
     wait_for_checkpoint(tmp_path / "stopped", process)
     time.sleep(0.05)
@@ -72,8 +81,7 @@ def test_a_signal_ends_between_two_steps_with_a_checkpoint(tmp_path: Path) -> No
     assert process.returncode == 128 + signal.SIGTERM, errors.decode()
     assert b"cclnet train --resume stopped" in errors.replace(b"\n", b" ")
     finish(start(["--resume", "stopped"], tmp_path))
-    for name in SAME:
-        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert same(tmp_path / "stopped", undisturbed)
 
 
 def test_resume_takes_no_other_settings(tmp_path: Path) -> None:

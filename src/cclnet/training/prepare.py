@@ -22,6 +22,12 @@ from cclnet.training.run_folder import RunFolder
 from cclnet.training.settings import Settings
 from cclnet.training.weights import load_weights
 
+# Settings that ``open_data`` takes by the same name.
+READING = (
+    "source", "image_column", "label_column", "group_column", "part_column", "label_separator", "image_folder",
+    "strict", "follow_links",
+)  # fmt: skip
+
 
 def make_fabric(settings: Settings, devices: int | None = None, accelerator: str = "auto") -> Fabric:
     """Fabric for this process. Under torchrun or SLURM the number of devices and nodes is theirs to say."""
@@ -62,13 +68,9 @@ class PreparedData:
 
 def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric, cache_dir: Path | None = None) -> PreparedData:
     """Read the table, split it (or take the split of the run that is resumed), decode it once."""
-    columns = {
-        name: value
-        for name in ("image_column", "label_column", "group_column", "part_column")
-        if (value := getattr(settings, name))
-    }
+    told = {name: getattr(settings, name) for name in READING if getattr(settings, name)}
     with fabric.rank_zero_first():  # the others find the split and the decoded images made
-        table = open_data(settings.data, **columns)
+        table = open_data(settings.data, **told)
         if run.split.exists():
             parts = read_split(run.split, table)
         else:

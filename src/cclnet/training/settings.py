@@ -35,10 +35,15 @@ class Settings:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     split: SplitSettings = field(default_factory=SplitSettings)
     augment: AugmentSettings = field(default_factory=AugmentSettings)
-    image_column: str = ""  # columns of a CSV manifest; empty: found by their usual names
+    source: str = ""  # the layout of the data, where two fit
+    image_column: str = ""  # columns of a manifest; empty: found by their usual names
     label_column: str = ""
     group_column: str = ""
     part_column: str = ""
+    label_separator: str = ""  # between several labels of one image
+    image_folder: str = ""  # what the names in a manifest start from; empty: the folder of the manifest
+    strict: bool = False  # refuse a set with an image without label or a label without image
+    follow_links: bool = False  # allow links that lead out of the data folder
     # network and method
     backbone: str = "resnet18"
     pretrained: bool = False  # timm's pretrained weights
