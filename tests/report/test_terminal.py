@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from fake_run import MakeRun
+from rich.console import Console
+
+from cclnet.evaluation.compare import compare
+from cclnet.evaluation.judge import judge
+from cclnet.report.terminal import print_comparison, print_judged
+
+
+def test_names_in_brackets_are_no_markup(make_run: MakeRun) -> None:
+    run = make_run(classes=("[bold]", "[/red]", "C"), images=60)
+    console = Console(file=io.StringIO(), width=200)
+    print_judged(judge(run, draws=10), Path("out[1]/report.html"), console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "[bold]" in said and "[/red]" in said and "report: out[1]/report.html" in said
+
+
+def test_a_comparison_prints_its_verdicts_and_warnings(make_run: MakeRun) -> None:
+    compared = compare({"[a]": [make_run("a", images=80)], "b": [make_run("b", method="hard", images=80)]}, draws=10)
+    console = Console(file=io.StringIO(), width=1000)
+    print_comparison(compared, Path("comparison.html"), console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "[a] against b" in said and compared["comparisons"][0]["verdict"] in said
+    assert compared["warnings"] and all(f"note: {warning}" in said for warning in compared["warnings"])
