@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 
-from cclnet.evaluation.predictions import Predictions
+from cclnet.evaluation.correlation import write_correlation
+from cclnet.evaluation.predictions import Predictions, write_predictions
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
 
@@ -74,5 +78,32 @@ SEVERAL_LABELS = {
     "no label at all": Predictions(
         np.arange(2).astype(str), np.zeros((2, 2), np.uint8), np.array([[0.1, 0.2], [0.3, 0.4]]), NAMES[:2]
     ),
-    "single image": Predictions(np.array(["a"]), np.array([[1, 0]], np.uint8), np.array([[0.8, 0.3]]), NAMES[:2]),
+    "single image": Predictions(np.array(["a"]), np.array([[1, 1]], np.uint8), np.array([[0.8, 0.3]]), NAMES[:2]),
 }
+
+
+def write_run(
+    folder: Path,
+    predictions: Predictions,
+    method: str = "ccl",
+    seed: int = 0,
+    settings: str = "lr = 0.1\n",
+    split: str | None = None,
+    matrix: object = None,
+    **model: object,
+) -> Path:
+    """A run folder as far as judging reads it."""
+    folder.mkdir(parents=True)
+    write_predictions(folder / "predictions.csv", predictions)
+    known = {
+        "format": 1, "backbone": "resnet18", "method": method, "method_settings": {}, "temperature": None,
+        "classes": list(predictions.classes), "multilabel": predictions.multilabel,
+        "class_counts": [10 * (k + 1) for k in range(predictions.num_classes)], "trained": {"seed": seed},
+    }  # fmt: skip
+    (folder / "model.json").write_text(json.dumps(known | model))
+    (folder / "settings.toml").write_text(f"seed = {seed}\n{settings}")
+    if split is not None:
+        (folder / "split.csv").write_text(split)
+    if matrix is not None:
+        write_correlation(folder / "correlation.csv", predictions.classes, matrix)
+    return folder

@@ -111,6 +111,9 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
         for units, count in ((units_of(made), 0), (Units(np.arange(240), 240, "images"), 1)):
             drawn = bootstrap([decision_statistic(made)], units, 200, seed=1)[0]["accuracy"]
             low, high = interval(accuracy, drawn, units.count)
-            held, held_by_images = held + (low <= 0.8 <= high) * (1 - count), held_by_images + (low <= 0.8 <= high) * count
+            held, held_by_images = (
+                held + (low <= 0.8 <= high) * (1 - count),
+                held_by_images + (low <= 0.8 <= high) * count,
+            )
     assert 0.88 * draws <= held <= draws
     assert held_by_images < held

@@ -69,7 +69,9 @@ def oracle(made: Predictions) -> dict[str, float]:
         nll, brier = -(y * np.log(q) + (1 - y) * np.log(1 - q)).mean(), ((p - y) ** 2).mean()
     else:
         nll = -sum(math.log(max(row[k], eps)) for row, k in zip(p, made.labels, strict=True)) / len(p)
-        brier = sum(sum((row[j] - (j == k)) ** 2 for j in range(len(row))) for row, k in zip(p, made.labels, strict=True))
+        brier = sum(
+            sum((row[j] - (j == k)) ** 2 for j in range(len(row))) for row, k in zip(p, made.labels, strict=True)
+        )
         brier /= len(p)
     return {
         "nll": nll,

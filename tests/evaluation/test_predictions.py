@@ -149,7 +149,9 @@ def test_a_name_with_a_bar_cannot_be_joined_by_bars(tmp_path: Path) -> None:
 
 def test_parts_are_selected() -> None:
     made = single_label(6)
-    parted = Predictions(made.images, made.labels, made.probabilities, made.classes, None, np.array(["val", "test"] * 3))
+    parted = Predictions(
+        made.images, made.labels, made.probabilities, made.classes, None, np.array(["val", "test"] * 3)
+    )
     assert parted.of_part("test").images.tolist() == made.images[1::2].tolist()
     assert len(parted.of_part("all")) == 6
     assert len(made.of_part("val")) == 0

@@ -107,7 +107,9 @@ def test_top_k_counts_the_place_of_the_label(made: Predictions) -> None:
     ordered = [sorted(range(made.num_classes), key=lambda k: (-row[k], k)) for row in made.probabilities]
     places = [row.index(label) for row, label in zip(ordered, made.labels, strict=True)]
     assert place_of_label(made).tolist() == places
-    assert {n for n in scores if n.startswith("top")} == {f"top_{k}_accuracy" for k in (2, 3, 5) if k < made.num_classes}
+    assert {n for n in scores if n.startswith("top")} == {
+        f"top_{k}_accuracy" for k in (2, 3, 5) if k < made.num_classes
+    }
     for k in (2, 3):
         if k < made.num_classes:
             same(scores[f"top_{k}_accuracy"], sum(place < k for place in places) / len(places))

@@ -43,7 +43,9 @@ def test_temperature_divides_logits_and_keeps_decisions() -> None:
     np.testing.assert_allclose(with_temperature(made, 1.0).probabilities, made.probabilities, rtol=1e-12)
     several = several_labels(20)
     np.testing.assert_allclose(
-        with_temperature(several, 2.0).probabilities, special.expit(special.logit(several.probabilities) / 2), rtol=1e-12
+        with_temperature(several, 2.0).probabilities,
+        special.expit(special.logit(several.probabilities) / 2),
+        rtol=1e-12,
     )
 
 

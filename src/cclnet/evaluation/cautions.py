@@ -13,9 +13,7 @@ from cclnet.evaluation.predictions import Predictions
 FEW_UNITS = 10  # a class on fewer groups (or images) than this has no interval worth the name
 
 
-def cautions(
-    judged: dict[str, Any], reported: Predictions, units: Units, fitting: Predictions | None
-) -> list[str]:
+def cautions(judged: dict[str, Any], reported: Predictions, units: Units, fitting: Predictions | None) -> list[str]:
     """The "warnings" of a judgement; ``fitting`` is what the temperature was fitted on, None when cross-fitted."""
     part, found = judged["part"], []
     if part["name"] == "all" and reported.parts is not None:
@@ -41,9 +39,7 @@ def cautions(
             found.append(f"The temperature was fitted on groups that are reported as well ({_images(shared)}).")
     impossible = int((reported.probabilities[reported.targets == 1] == 0).sum())
     if impossible:
-        found.append(
-            f"The true class had probability 0 on {_images(impossible)}; the nll counts it as {SMALLEST:.1g}."
-        )
+        found.append(f"The true class had probability 0 on {_images(impossible)}; the nll counts it as {SMALLEST:.1g}.")
     follows = (judged["correlation"] or {}).get("rarity_agreement")
     if follows is not None and follows >= 0.7:
         found.append(

@@ -290,10 +290,11 @@ def _correlation(runs: Sequence[Run]) -> dict[str, Any] | None:
         matrices.append(np.asarray(run.correlation)[np.ix_(order, order)])
     table = np.array([[agreement(a, b) for b in matrices] for a in matrices])
     between = table[np.triu_indices(len(learned), 1)]
+    known = np.isfinite(between)
     return {
         "runs": [run.name for run in learned],
         "agreement": [[_null(x) for x in row] for row in table.tolist()],
-        "mean_agreement": _null(float(between.mean())),
+        "mean_agreement": float(between[known].mean()) if known.any() else None,
     }
 
 

@@ -141,8 +141,7 @@ def _content_problems(
         problems.append(f"labels must lie in 0..{limit}, got {labels.min()}..{labels.max()}.")
     if parts is not None and (odd := sorted(set(parts.tolist()) - set(PARTS))):
         problems.append(
-            f"{_count(len(odd), 'unknown part')}: {_examples([repr(x) for x in odd])}. "
-            f"Parts are {', '.join(PARTS)}."
+            f"{_count(len(odd), 'unknown part')}: {_examples([repr(x) for x in odd])}. Parts are {', '.join(PARTS)}."
         )
     return problems
 

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from cclnet.errors import InputError
+from cclnet.evaluation import correlation
+from cclnet.functional import collapse_point, smoothed_labels
+
+MATRIX = np.array([[0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.1, 0.4, 0.5]])
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    names = ("class", "NA", 'a, "b"')
+    correlation.write_correlation(tmp_path / "c.csv", names, MATRIX)
+    classes, matrix = correlation.read_correlation(tmp_path / "c.csv")
+    assert classes == names
+    np.testing.assert_array_equal(matrix, MATRIX)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class,a,b\na,0.5,0.5\n", "rows and columns must name the same classes"),
+        ("class,a,b\nb,0.5,0.5\na,0.5,0.5\n", "rows and columns must name the same classes"),
+        ("class,a\na,1\n", "at least two"),
+        ("class,a,b\na,0.5,x\nb,0.5,0.5\n", "row a, column b holds 'x'"),
+        ("class,a,b\na,0.5,1.5\nb,0.5,0.5\n", "row a, column b holds '1.5'"),
+        ("", "cannot be read as comma-separated text"),
+        ("class,a,b\na,0.5,0.5,0.5\n", "cannot be read as comma-separated text"),
+    ],
+)
+def test_what_is_no_matrix_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "c.csv").write_text(text)
+    with pytest.raises(InputError) as caught:
+        correlation.read_correlation(tmp_path / "c.csv")
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_and_a_wrong_size_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="hard labels have none"):
+        correlation.read_correlation(tmp_path / "c.csv")
+    with pytest.raises(InputError, match=r"2 classes need a matrix of that size, got \[3, 3\]"):
+        correlation.write_correlation(tmp_path / "c.csv", ("a", "b"), MATRIX)
+    with pytest.raises(InputError, match="matrices of 3 and 2 classes"):
+        correlation.agreement(MATRIX, np.eye(2))
+
+
+def test_agreement_is_spearmans_over_ordered_pairs() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.random((2, 6, 6))
+    pairs = [(i, j) for i, j in itertools.product(range(6), range(6)) if i != j]
+    expected = stats.spearmanr([a[i, j] for i, j in pairs], [b[i, j] for i, j in pairs]).statistic
+    assert correlation.agreement(a, b) == pytest.approx(expected)
+    symmetric = [(m + m.T) / 2 for m in (a, b)]
+    upper = np.triu_indices(6, 1)
+    assert correlation.agreement(*symmetric) == pytest.approx(stats.spearmanr(*(m[upper] for m in symmetric)).statistic)
+
+
+@given(st.permutations(range(5)), st.sampled_from([np.sqrt, np.exp, lambda x: 3 * x + 1]))
+def test_agreement_sees_order_alone(order: list[int], rising: object) -> None:
+    matrix = np.random.default_rng(1).random((5, 5))
+    assert correlation.agreement(matrix, rising(matrix)) == pytest.approx(1.0)  # type: ignore[operator]
+    again = matrix[np.ix_(order, order)]
+    assert correlation.agreement(again, -again) == pytest.approx(-1.0)
+
+
+def test_uniform_smoothing_agrees_with_nothing_and_is_at_no_distance_from_itself() -> None:
+    smoothed = smoothed_labels(7, 0.3).numpy()
+    assert math.isnan(correlation.agreement(smoothed, np.random.default_rng(0).random((7, 7))))
+    epsilon, distance = correlation.smoothing_distance(smoothed)
+    assert epsilon == pytest.approx(0.3)
+    np.testing.assert_allclose(distance, 0, atol=1e-15)
+
+
+def test_rarity_orders_pairs_by_the_product_of_their_counts() -> None:
+    counts = [100, 10, 1]
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    made = np.zeros((3, 3))
+    for i, j in pairs:
+        made[i, j] = made[j, i] = 1 / (counts[i] * counts[j])
+    assert correlation.rarity_agreement(made, counts) == pytest.approx(1.0)
+    assert correlation.rarity([4, 0])[1, 1] > correlation.rarity([4, 1])[1, 1]  # none is rarer than one
+    assert correlation.rarity([4, 25])[0, 1] == pytest.approx(-math.log(100))
+
+
+def test_confusions_are_shares_of_the_images_of_a_class() -> None:
+    matrix = np.array([[0.5, 0.3, 0.2], [0.1, 0.5, 0.4], [0.2, 0.3, 0.5]])
+    counts = np.array([[1, 30, 20], [1, 2, 4], [0, 0, 0]])  # nothing of the third class: its row says nothing
+    shares = [30 / 51, 20 / 51, 1 / 7, 4 / 7]
+    expected = stats.spearmanr([0.3, 0.2, 0.1, 0.4], shares).statistic
+    assert correlation.confusion_agreement(matrix, counts) == pytest.approx(expected)
+
+
+def test_the_summary_by_hand() -> None:
+    found = correlation.summary(("a", "b", "c"), MATRIX, counts=[5, 5, 5], confusion=[[4, 1, 0], [1, 4, 0], [0, 2, 3]])
+    assert found["softness"] == pytest.approx(0.6)
+    assert found["collapse_softness"] == collapse_point(3)[1]
+    epsilon = 0.4 * 3 / 2
+    assert found["uniform_smoothing"]["epsilon"] == pytest.approx(epsilon)
+    rows = [(abs(0.3 - 0.2) + abs(0.1 - 0.2)) / 2, (0.1 + 0.0 + 0.1) / 2, (0.1 + 0.2 + 0.1) / 2]
+    assert found["uniform_smoothing"]["distance_mean"] == pytest.approx(sum(rows) / 3)
+    assert found["uniform_smoothing"]["distance_max"] == pytest.approx(max(rows))
+    assert [row["most_alike"] for row in found["per_class"]] == ["b", "a", "b"]
+    assert [row["weight"] for row in found["per_class"]] == [0.3, 0.2, 0.4]
+    weights = [(pair["a"], pair["b"], pytest.approx(pair["weight"])) for pair in found["most_alike_pairs"]]
+    assert weights == [("a", "b", 0.25), ("b", "c", 0.25), ("a", "c", 0.1)]
+    assert found["rarity_agreement"] is None  # equal counts: nothing to follow
+    assert -1 <= found["confusion_agreement"] <= 1
+    assert correlation.summary(("a", "b", "c"), MATRIX, collapse_softness=0.4)["collapse_softness"] == 0.4
