@@ -30,6 +30,7 @@ def test_ticks_lie_inside_and_read_well() -> None:
     ]  # fmt: skip
     assert "−2" in [text for _, text in Axis(-3, 3).ticks()]
     assert Axis(0, 3, bare=True).ticks() == []
+    assert [text for _, text in Axis(0, 2, whole=True).ticks()] == ["0", "1", "2"]
 
 
 def test_values_that_no_axis_can_hold_are_left_out() -> None:

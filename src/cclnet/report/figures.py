@@ -157,7 +157,7 @@ def softness(records: Records, collapse: float | None) -> Figure | None:
 
 def _epochs(records: Records) -> Axis:
     last = max(float(record["epoch"]) for record in records)
-    return Axis(0, max(last, 1.0), "Epoch")
+    return Axis(0, max(last, 1.0), "Epoch", whole=True)
 
 
 def _plain(name: str) -> str:

@@ -26,6 +26,7 @@ class Axis:
     label: str = ""
     percent: bool = False
     log: bool = False
+    whole: bool = False  # whole numbers only: epochs
     bare: bool = False  # neither ticks nor grid: the rows of a list
 
     @classmethod
@@ -51,7 +52,7 @@ class Axis:
     def ticks(self) -> list[tuple[float, str]]:
         if self.bare:
             return []
-        locator = LogLocator() if self.log else MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10])
+        locator = LogLocator() if self.log else MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10], integer=self.whole)
         slack = 1e-9 * (self.high - self.low)
         low, high = self.low - slack, self.high + slack
         return [(float(v), self._text(v)) for v in locator.tick_values(self.low, self.high) if low <= v <= high]
