@@ -93,10 +93,10 @@ def table1(
     split: str = "paper",
 ) -> list[Cell]:
     """Every backbone with every method; all cells of a seed before those of the next."""
-    for kind, names, known in (("backbone of the paper", backbones, BACKBONES), ("method of the paper", methods, METHODS)):
+    for kind, names, known in (("backbone", backbones, BACKBONES), ("method", methods, METHODS)):
         for name in names:
             if name not in known:
-                raise unknown(kind, name, known)
+                raise unknown(f"{kind} of the paper", name, known)
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
     return [Cell(b, m, seed, split) for seed in seeds for b in backbones for m in methods]

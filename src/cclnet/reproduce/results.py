@@ -46,7 +46,7 @@ from cclnet.training.settings import Settings
 
 SCORES = ("accuracy", "macro_f1", "kappa", "macro_jaccard", "balanced_accuracy")
 # Settings in which a finished run may differ from what is asked for and still be the same experiment.
-INCIDENTAL = ("data", "resident", "compile", "max_minutes", "validate_every")
+INCIDENTAL = ("data", "image_folder", "follow_links", "resident", "compile", "max_minutes", "validate_every")
 
 
 @dataclass(frozen=True)
@@ -126,16 +126,18 @@ def as_run(
 
 
 def differing_settings(settings: Settings, kept: Mapping[str, Any]) -> list[str]:
-    """In which settings a kept result differs from what is asked for now, in words."""
-    now, then = _flat(_portable(settings)), _flat(kept)
-    names = [name for name in {**now, **then} if name.rpartition(".")[2] not in INCIDENTAL]
+    """In which settings a kept result differs from what is asked for now, in words.
+
+    A setting that the kept ones do not name yet had its default then.
+    """
+    now, then = _flat(_portable(settings)), _flat(_portable(Settings())) | _flat(kept)
+    names = [name for name in now if name.rpartition(".")[2] not in INCIDENTAL]
+    names += [name for name in then if name.startswith("method_settings.") and name not in now]
     return [
-        f"{name} was {then.get(name)}, is {now.get(name)}" for name in names if _differ(now.get(name), then.get(name))
+        f"{name} was {then.get(name)}, is {now.get(name)}"
+        for name in names
+        if json.dumps(now.get(name)) != json.dumps(then.get(name))  # a list is as good as a tuple
     ]
-
-
-def _differ(a: Any, b: Any) -> bool:
-    return json.dumps(a) != json.dumps(b)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -148,9 +150,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _portable(settings: Settings) -> dict[str, Any]:
     """Settings as plain values that say nothing about where files lay."""
     values = dataclasses.asdict(settings)
-    if not settings.data.startswith("synthetic"):
-        values["data"] = Path(settings.data).name
-    values["split"]["file"] = Path(settings.split.file).name if settings.split.file else ""
+    for name in ("data", "weights", "image_folder"):
+        if not values[name].startswith("synthetic"):
+            values[name] = Path(values[name]).name
+    values["split"]["file"] = Path(settings.split.file).name
     return values
 
 

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -174,10 +174,8 @@ class _Crew:
     def _dismiss(self, place: int) -> None:
         trainer = self._at(place)
         self.trainers[place] = None
-        try:
+        with suppress(OSError):  # gone already
             trainer.connection.send(None)
-        except OSError:
-            pass  # gone already
         trainer.process.join(GRACE)
         if trainer.process.is_alive():
             trainer.process.kill()

@@ -34,7 +34,8 @@ class Show:
             self._live.update(self.table())
         elif state != "waiting" and (state != before or self._due(name)):
             self._told[name] = time.monotonic()
-            self.console.print(f"{self._clock()}  {state:<10} {name}  {words}", highlight=False, markup=False, soft_wrap=True)
+            line = f"{self._clock()}  {state:<10} {name}  {words}"
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _due(self, name: str) -> bool:
         return time.monotonic() - self._told.get(name, 0.0) > LINE_EVERY

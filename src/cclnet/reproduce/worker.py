@@ -113,12 +113,11 @@ def train_cell(cell: Cell, work: Work, tell: Callable[[str], None]) -> Path:
 
     settings, run = work.settings(cell), RunFolder(work.run_folder(cell))
     begun = run.settings.exists()
-    if begun:
-        if different := differing_settings(settings, dataclasses.asdict(run.read_settings())):
-            raise InputError(
-                f"{run.path} was begun with other settings ({'; '.join(different)}). "
-                "Remove the folder to begin anew, or go back to the recipe it was begun with."
-            )
+    if begun and (different := differing_settings(settings, dataclasses.asdict(run.read_settings()))):
+        raise InputError(
+            f"{run.path} was begun with other settings ({'; '.join(different)}). "
+            "Remove the folder to begin anew, or go back to the recipe it was begun with."
+        )
 
     def on_epoch(record: Mapping[str, Any], network: Any) -> None:
         tell(_epoch_in_words(record, settings.epochs))

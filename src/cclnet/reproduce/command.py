@@ -1,0 +1,178 @@
+"""What ``cclnet reproduce`` does: choose cells, run them, write tables and figures from the results."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from cclnet.errors import InputError, unknown
+from cclnet.reproduce import experiments
+from cclnet.reproduce.experiments import EXPERIMENTS, SMOKE_DATA, Cell, read_recipes, unique
+from cclnet.reproduce.paper import BACKBONES, METHODS
+from cclnet.reproduce.runner import Outcome, run_cells
+from cclnet.reproduce.show import Show
+from cclnet.reproduce.worker import Work
+
+RECIPES = Path(__file__).parents[3] / "recipes" / "isic2018"  # of a source tree
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for.
+
+    Attributes:
+        what: names of EXPERIMENTS.
+        data: the ISIC 2018 images; not needed with ``smoke``.
+        out: the folder of the run folders; results go into ``results`` there unless given.
+        seeds, backbones, methods, split: which cells of the tables.
+        max_minutes: for all of it; 0 for no limit.
+        parallel: cells trained at once.
+        shard: (i, n): every n-th cell beginning with the i-th, to spread the cells over n machines.
+    """
+
+    what: tuple[str, ...]
+    data: str
+    out: Path
+    results: Path
+    seeds: tuple[int, ...] = (0,)
+    backbones: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    split: str = "paper"
+    max_minutes: float = 0.0
+    parallel: int = 1
+    shard: tuple[int, int] = (1, 1)
+    smoke: bool = False
+    recipes: Path = RECIPES
+    accelerator: str = "auto"
+    cache_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.what:
+            if name not in EXPERIMENTS:
+                raise unknown("experiment", name, EXPERIMENTS)
+        if (self.backbones or self.methods) and set(self.what) != {"table1"}:
+            raise InputError(
+                "backbones and methods choose among the cells of table1: leave them out, or ask for it alone."
+            )
+        if not self.data and not self.smoke:
+            raise InputError("give the folder of the ISIC 2018 images as --data, or --smoke to try it on drawn ones.")
+        if not 1 <= self.shard[0] <= self.shard[1]:
+            raise InputError(f"shard is i/n with i from 1 to n, got {self.shard[0]}/{self.shard[1]}.")
+
+
+def cells_of(request: Request) -> list[Cell]:
+    """The cells that are asked for, each once."""
+    seeds, split = request.seeds, request.split
+    chosen: list[Cell] = []
+    for name in request.what:
+        if name == "table1":
+            backbones, methods = request.backbones or tuple(BACKBONES), request.methods or tuple(METHODS)
+            chosen += experiments.table1(seeds, backbones, methods, split)
+        elif name == "tune":
+            chosen += experiments.tune(seeds)
+        else:
+            chosen += {"table2": experiments.table2, "figures": experiments.figures}[name](seeds, split)
+    first, count = request.shard
+    return unique(chosen)[first - 1 :: count]
+
+
+def reproduce(request: Request, console: Console | None = None) -> Outcome:
+    """Run what is asked for and has no result yet, then write the tables and figures of all results."""
+    console = console or Console()
+    began = time.time()
+    cells = cells_of(request)
+    work = Work(
+        runs=request.out / "runs",
+        results=request.results,
+        recipes=read_recipes(request.recipes),
+        data=_prepared(request, cells),
+        deadline=began + 60 * request.max_minutes if request.max_minutes else float("inf"),
+        smoke=request.smoke,
+        accelerator=request.accelerator,
+        cache_dir=request.cache_dir,
+    )
+    outcome = run_cells(cells, work, request.parallel, Show(console))
+    for page in write_all(request.results):
+        console.print(f"{page}", highlight=False, soft_wrap=True)
+    console.print(_in_words(outcome, time.time() - began), highlight=False, markup=False)
+    return outcome
+
+
+def write_all(results: Path) -> list[Path]:
+    """Figures first: the pages show them."""
+    from cclnet.reproduce.figures import write_figures
+    from cclnet.reproduce.pages import write_tables
+
+    write_figures(results)
+    return write_tables(results)
+
+
+def _prepared(request: Request, cells: Sequence[Cell]) -> dict[str, str]:
+    """The data of each split. Images are decoded here, once, before the processes that share them start."""
+    from cclnet.data.decode import decode
+    from cclnet.data.sources import open_data
+    from cclnet.reproduce.tuning import write_tuning_data
+
+    data = SMOKE_DATA if request.smoke else request.data
+    recipes = read_recipes(request.recipes)
+    table = open_data(data)
+    short_side = recipes["paper"].get("short_side", 256)
+    of_split = {"paper": data, "lesion": data}
+    if any(cell.split != "tune" for cell in cells) and not request.smoke:
+        decode(table, short_side, cache_dir=request.cache_dir)
+    if any(cell.split == "tune" for cell in cells):
+        sheet = write_tuning_data(table, recipes["tune"], request.out / "tune-data")
+        of_split["tune"] = str(sheet)
+        if not request.smoke:
+            decode(open_data(sheet), short_side, cache_dir=request.cache_dir)
+    return of_split
+
+
+def _in_words(outcome: Outcome, seconds: float) -> str:
+    lines = [
+        f"{len(outcome.done)} cells done and {len(outcome.skipped)} had their result already, "
+        f"in {seconds / 60:.1f} minutes."
+    ]
+    if outcome.unfinished:
+        names = ", ".join(outcome.unfinished)
+        lines.append(f"{len(outcome.unfinished)} unfinished, go on with the same command: {names}")
+    lines += [f"failed: {name}: {reason}" for name, reason in outcome.failed.items()]
+    return "\n".join(lines)
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """
+    >>> parse_shard("2/4")
+    (2, 4)
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if not found:
+        raise InputError(f"shard is i/n, such as 1/4 for the first of four machines; got '{text}'.")
+    return int(found[1]), int(found[2])
+
+
+def parse_list(text: str) -> tuple[str, ...]:
+    """
+    >>> parse_list("a, b,")
+    ('a', 'b')
+    """
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """
+    >>> parse_seeds("0,1,2")
+    (0, 1, 2)
+    """
+    try:
+        seeds = tuple(int(word) for word in parse_list(text))
+    except ValueError:
+        seeds = ()
+    if not seeds:
+        raise InputError(f"seeds are whole numbers separated by commas, such as 0,1,2; got '{text}'.")
+    return seeds

@@ -1,0 +1,139 @@
+"""Tables as files: Markdown, CSV and one HTML page each, and between the markers of documents."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from cclnet.errors import InputError
+from cclnet.files import write_whole
+from cclnet.report.page import markdown_text, render
+from cclnet.reproduce.results import Result, read_results
+from cclnet.reproduce.seeds import Seeds
+from cclnet.reproduce.tables import (
+    Grid,
+    rivals_grid,
+    table1_grid,
+    table1_rows,
+    table2_grid,
+    table2_rows,
+    tune_grid,
+)
+
+PICTURES = "figures"  # the folder of figures beside the results
+
+
+def markdown(grid: Grid) -> str:
+    """A grid as a Markdown table, the lines of a field one below the other.
+
+    >>> print(markdown(Grid("T", "Of tests.", ("a", "b"), ((("x",), ("1", "paper 2")),))))
+    **T.** Of tests.
+    <BLANKLINE>
+    | a | b |
+    |---|--:|
+    | x | 1<br>paper 2 |
+    <BLANKLINE>
+    """
+    marks = ["---" if place < grid.names else "--:" for place in range(len(grid.columns))]
+    fields = [["<br>".join(markdown_text(line) for line in field if line) for field in row] for row in grid.rows]
+    lines = [f"| {' | '.join(grid.columns)} |", f"|{'|'.join(marks)}|", *(f"| {' | '.join(row)} |" for row in fields)]
+    return f"**{grid.title}.** {grid.caption}\n\n" + "\n".join(lines) + "\n"
+
+
+def grids(results: Path) -> dict[str, list[Grid]]:
+    """Every table there is, from the results in a folder, by the name of its file."""
+    found, seeds = read_results(results), Seeds(results)
+    tables = {
+        "table1": [table1_grid(found, seeds), table1_grid(found, seeds, "lesion"), rivals_grid(found, seeds)],
+        "table2": [table2_grid(found, seeds)],
+        "tune": [tune_grid(read_results(results / "tune"))],
+    }
+    seeds.write()
+    return tables
+
+
+def write_tables(results: Path) -> list[Path]:
+    """Write every table of the results in a folder beside them; returns the pages."""
+    results.mkdir(parents=True, exist_ok=True)
+    found = read_results(results)
+    tables = grids(results)
+    seeds = Seeds(results)
+    lines = {"table1": table1_rows(found, seeds), "table2": table2_rows(found), "tune": _tune_rows(results)}
+    titles = {"table1": "Table 1", "table2": "Table 2", "tune": "Open choices"}
+    pages = []
+    for name, content in tables.items():
+        write_whole(results / f"{name}.md", "\n".join(markdown(grid) for grid in content))
+        write_whole(results / f"{name}.csv", pd.DataFrame(lines[name]).to_csv(index=False, lineterminator="\n"))
+        page = render(
+            "tables.html",
+            title=f"{titles[name]} of CCL-Net, run again",
+            grids=content,
+            runs=runs_in_words(found),
+            pictures=_pictures(results) if name == "table2" else [],
+        )
+        write_whole(results / f"{name}.html", page)
+        pages.append(results / f"{name}.html")
+    return pages
+
+
+def _tune_rows(results: Path) -> list[dict[str, Any]]:
+    return [
+        {"candidate": r.cell.variant, "seed": r.cell.seed, **{name: r.value(name) for name in r.content["scores"]}}
+        for r in read_results(results / "tune")
+    ]
+
+
+def runs_in_words(results: Sequence[Result]) -> str:
+    """How many runs stand behind the tables, on what, for how long."""
+    if not results:
+        return "No cell has been run yet."
+    devices = sorted({r.content["device"] for r in results})
+    seconds = sum(r.content["seconds"] for r in results)
+    return f"{len(results)} runs on {', '.join(devices)}, {seconds / 60:,.0f} minutes of training together."
+
+
+def _pictures(results: Path) -> list[tuple[str, str]]:
+    """The figures beside the results, with their names, as data that a page can carry."""
+    found = sorted((results / PICTURES).glob("*.png"))
+    return [
+        (path.stem.replace("-", " "), "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode())
+        for path in found
+    ]
+
+
+def fill_markers(text: str, blocks: Mapping[str, str], name: str = "the document") -> str:
+    """The text with each block between its markers ``<!-- name -->`` and ``<!-- /name -->``.
+
+    >>> fill_markers("a <!-- t -->old<!-- /t --> b", {"t": "new"})
+    'a <!-- t -->\\nnew\\n<!-- /t --> b'
+    """
+    for marker, block in blocks.items():
+        pattern = re.compile(rf"(<!-- {re.escape(marker)} -->).*?(<!-- /{re.escape(marker)} -->)", re.DOTALL)
+        if not pattern.search(text):
+            raise InputError(f"{name} has no markers <!-- {marker} --> … <!-- /{marker} --> for a table.")
+        filled = f"\n{block.strip()}\n"
+        text = pattern.sub(lambda found, filled=filled: found[1] + filled + found[2], text)  # type: ignore[misc]
+    return text
+
+
+def documents(root: Path, results: Path) -> dict[Path, str]:
+    """docs/reproduce.md and README.md below ``root`` as they should be with the results in a folder."""
+    found, tables = read_results(results), grids(results)
+    blocks = {name: "\n".join(markdown(grid) for grid in content) for name, content in tables.items()}
+    short = table1_grid(found, Seeds(results), scores=("accuracy", "kappa"))
+    wanted = {"docs/reproduce.md": {**blocks, "runs": runs_in_words(found)}, "README.md": {"table1": markdown(short)}}
+    return {
+        root / name: fill_markers((root / name).read_text(encoding="utf-8"), content, name)
+        for name, content in wanted.items()
+    }
+
+
+def write_documents(root: Path, results: Path) -> None:
+    """Put the tables into the documents of a source tree."""
+    for path, text in documents(root, results).items():
+        write_whole(path, text)

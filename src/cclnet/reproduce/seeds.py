@@ -1,0 +1,129 @@
+"""What several seeds say together: means with intervals, and the paired comparison of methods, from results alone.
+
+Both come from ``cclnet.evaluation.compare`` and take seconds each, so they are kept in ``comparisons.json`` beside
+the results, each with the fingerprints of the predictions it was made from; it is made anew when these change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from cclnet.evaluation.compare import compare
+from cclnet.files import write_whole
+from cclnet.reproduce.paper import METHODS
+from cclnet.reproduce.results import SCORES, Result, as_run
+
+RIVALS = ("ccl", "hard", "lsr-u5")  # compared in pairs, the first of a pair first
+METRICS = (*SCORES, "nll", "ece", "ece_calibrated")
+TEST = ("difference", "low", "high", "p", "p_holm", "evidence", "better", "seed_differences", "verdict")
+
+
+class Seeds:
+    """Statistics over the seeds of results in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "comparisons.json"
+        self.kept: dict[str, Any] = {}
+        if self.path.exists():
+            self.kept = json.loads(self.path.read_text(encoding="utf-8"))
+        self._used: dict[str, Any] = {}
+
+    def mean(self, results: Sequence[Result]) -> dict[str, dict[str, Any]]:
+        """Of each score over the seeds of one cell: mean, sd, and an interval over seeds and images (for one seed:
+        over images)."""
+        if len(results) == 1:
+            scores = results[0].content["scores"]
+            return {
+                name: {"mean": s["value"], "sd": None, "low": s["low"], "high": s["high"], "values": [s["value"]]}
+                for name, s in scores.items()
+            }
+        return self._once(f"mean of {_without_seed(results[0])}", results, lambda: _mean(results))
+
+    def rivals(self, results: Sequence[Result]) -> dict[str, Any] | None:
+        """CCL-Net, hard labels and uniform smoothing of one backbone and split against each other, over the seeds
+        that all of them have; None where CCL-Net or both others are missing."""
+        of_method = {m: {r.cell.seed: r for r in results if r.cell.method == m} for m in RIVALS}
+        of_method = {m: runs for m, runs in of_method.items() if runs}
+        seeds = sorted(set.intersection(*(set(runs) for runs in of_method.values()))) if of_method else []
+        if "ccl" not in of_method or len(of_method) < 2 or not seeds:
+            return None
+        chosen = {METHODS[m]: [runs[seed] for seed in seeds] for m, runs in of_method.items()}
+        cell = chosen[METHODS["ccl"]][0].cell
+        together = [result for runs in chosen.values() for result in runs]
+        return self._once(f"rivals on {cell.split}, {cell.backbone}", together, lambda: _compared(chosen))
+
+    def write(self) -> None:
+        """Keep what was used."""
+        if self._used:
+            text = json.dumps(dict(sorted(self._used.items())), indent=1, allow_nan=False)
+            write_whole(self.path, text + "\n")
+
+    def _once(self, key: str, results: Sequence[Result], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        made_from = {result.path.stem: _fingerprint(result.predictions) for result in results}
+        kept = self.kept.get(key)
+        if kept is None or kept["made_from"] != made_from:
+            kept = {"made_from": made_from, "content": make()}
+        self._used[key] = kept
+        return kept["content"]
+
+
+def _without_seed(result: Result) -> str:
+    return result.path.stem.rpartition("-seed")[0]
+
+
+def _fingerprint(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+
+
+def _compare(groups: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+    """The results as run folders, compared."""
+    with ExitStack() as stack:
+        folders = {
+            name: [stack.enter_context(as_run(r.predictions, _model(r), r.content["correlation"])) for r in results]
+            for name, results in groups.items()
+        }
+        return compare(folders)
+
+
+def _model(result: Result) -> dict[str, Any]:
+    cell = result.cell
+    return {
+        "method": cell.method,
+        "backbone": cell.backbone,
+        "method_settings": result.content["settings"]["method_settings"],
+        "classes": result.content["classes"],
+        "class_counts": result.content["class_counts"],
+        "multilabel": False,
+        "trained": {"seed": cell.seed},
+    }
+
+
+def _mean(results: Sequence[Result]) -> dict[str, Any]:
+    scores = _compare({"cell": results})["methods"][0]["scores"]
+    return {name: _rounded(scores[name]) for name in METRICS if name in scores}
+
+
+def _compared(groups: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+    compared = _compare(groups)
+    pairs = []
+    for pair in compared["comparisons"]:
+        tests = {
+            name: _rounded({key: pair["metrics"][name][key] for key in TEST})
+            for name in METRICS
+            if name in pair["metrics"]
+        }
+        pairs.append({key: pair[key] for key in ("a", "b", "seeds", "in_words", "verdict")} | {"metrics": tests})
+    return {"intervals": compared["intervals"]["in_words"], "pairs": pairs, "warnings": compared["warnings"]}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
