@@ -143,7 +143,9 @@ def softness(records: Records, collapse: float | None) -> Figure | None:
     words += [f"The collapse point is {level[0]:.3f}."] if level else []
     words += [f"The dictionary was frozen at epoch {frozen:.0f}."] if frozen is not None else []
     words += ["The dictionary was never frozen."] if learned and frozen is None else []
-    chart = Chart(_epochs(records), Axis.around([v for _, v in points] + level, ""), " ".join(words))
+    values = [value for _, value in points] + level
+    span = [max(values) - 0.1]  # a change in the fourth decimal is no slope
+    chart = Chart(_epochs(records), Axis.around(values + span, ""), " ".join(words))
     chart.line(points, "s1")
     if level:
         chart.level(level[0], "collapse point")

@@ -98,9 +98,9 @@ class Chart:
         self._segment(self._x(x1), self._y(y1), self._x(x2), self._y(y2), style)
 
     def level(self, y: float, label: str) -> None:
-        """A horizontal mark across the chart with its label below the right end."""
+        """A horizontal mark across the chart with its label at the right end, on the side that has more room."""
         self._segment(self.left, self._y(y), self.right, self._y(y), "mark")
-        self.text(self.right, self._y(y) + 14, label, "end")
+        self.text(self.right, self._y(y) + (14 if self.y.place(y) > 0.5 else -5), label, "end")
 
     def moment(self, x: float, label: str) -> None:
         """A vertical mark with its label above the frame, towards the side that has more room."""
