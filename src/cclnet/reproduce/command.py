@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cclnet.errors import InputError, unknown
+from cclnet.files import write_whole
 from cclnet.reproduce import experiments
 from cclnet.reproduce.experiments import EXPERIMENTS, SMOKE_DATA, Cell, read_recipes, unique
 from cclnet.reproduce.paper import BACKBONES, METHODS
@@ -97,6 +99,7 @@ def reproduce(request: Request, console: Console | None = None) -> Outcome:
         cache_dir=request.cache_dir,
     )
     outcome = run_cells(cells, work, request.parallel, Show(console))
+    _log(request, outcome, time.time() - began)
     for page in write_all(request.results):
         console.print(f"{page}", highlight=False, soft_wrap=True)
     console.print(_in_words(outcome, time.time() - began), highlight=False, markup=False)
@@ -131,6 +134,25 @@ def _prepared(request: Request, cells: Sequence[Cell]) -> dict[str, str]:
         if not request.smoke:
             decode(open_data(sheet), short_side, cache_dir=request.cache_dir)
     return of_split
+
+
+def _log(request: Request, outcome: Outcome, seconds: float) -> None:
+    """One line a command in log.jsonl beside the results: what the cells took together on the clock."""
+    path = request.results / "log.jsonl"
+    line = {
+        "what": request.what,
+        "split": request.split,
+        "seeds": request.seeds,
+        "parallel": request.parallel,
+        "done": outcome.done,
+        "unfinished": len(outcome.unfinished),
+        "failed": len(outcome.failed),
+        "minutes": round(seconds / 60, 2),
+    }
+    if outcome.done or outcome.unfinished or outcome.failed:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        write_whole(path, before + json.dumps(line) + "\n")
 
 
 def _in_words(outcome: Outcome, seconds: float) -> str:

@@ -12,11 +12,12 @@ import pandas as pd
 
 from cclnet.errors import InputError
 from cclnet.files import write_whole
-from cclnet.report.page import markdown_text, render
+from cclnet.report.page import render
 from cclnet.reproduce.results import Result, read_results
 from cclnet.reproduce.seeds import Seeds
 from cclnet.reproduce.tables import (
     Grid,
+    cost_grid,
     rivals_grid,
     table1_grid,
     table1_rows,
@@ -39,46 +40,50 @@ def markdown(grid: Grid) -> str:
     | x | 1<br>paper 2 |
     <BLANKLINE>
     """
-    marks = ["---" if place < grid.names else "--:" for place in range(len(grid.columns))]
-    fields = [["<br>".join(markdown_text(line) for line in field if line) for field in row] for row in grid.rows]
+    last = len(grid.columns) - 1
+    marks = ["---" if i < grid.names or (grid.words and i == last) else "--:" for i in range(len(grid.columns))]
+    fields = [["<br>".join(line for line in field if line) for field in row] for row in grid.rows]
     lines = [f"| {' | '.join(grid.columns)} |", f"|{'|'.join(marks)}|", *(f"| {' | '.join(row)} |" for row in fields)]
     return f"**{grid.title}.** {grid.caption}\n\n" + "\n".join(lines) + "\n"
 
 
-def grids(results: Path) -> dict[str, list[Grid]]:
+def grids(results: Path, seeds: Seeds) -> dict[str, list[Grid]]:
     """Every table there is, from the results in a folder, by the name of its file."""
-    found, seeds = read_results(results), Seeds(results)
-    tables = {
-        "table1": [table1_grid(found, seeds), table1_grid(found, seeds, "lesion"), rivals_grid(found, seeds)],
+    found = read_results(results)
+    return {
+        "table1": [table1_grid(found, seeds), table1_grid(found, seeds, "lesion")],
+        "rivals": [rivals_grid(found, seeds)],
         "table2": [table2_grid(found, seeds)],
         "tune": [tune_grid(read_results(results / "tune"))],
+        "cost": [cost_grid(found)],
     }
-    seeds.write()
-    return tables
 
 
 def write_tables(results: Path) -> list[Path]:
-    """Write every table of the results in a folder beside them; returns the pages."""
+    """Write the tables of the results in a folder beside them; returns the pages."""
     results.mkdir(parents=True, exist_ok=True)
-    found = read_results(results)
-    tables = grids(results)
-    seeds = Seeds(results)
+    found, seeds = read_results(results), Seeds(results)
+    tables = grids(results, seeds)
     lines = {"table1": table1_rows(found, seeds), "table2": table2_rows(found), "tune": _tune_rows(results)}
-    titles = {"table1": "Table 1", "table2": "Table 2", "tune": "Open choices"}
-    pages = []
+    seeds.write()
     for name, content in tables.items():
-        write_whole(results / f"{name}.md", "\n".join(markdown(grid) for grid in content))
-        write_whole(results / f"{name}.csv", pd.DataFrame(lines[name]).to_csv(index=False, lineterminator="\n"))
-        page = render(
-            "tables.html",
-            title=f"{titles[name]} of CCL-Net, run again",
-            grids=content,
-            runs=runs_in_words(found),
-            pictures=_pictures(results) if name == "table2" else [],
-        )
+        write_whole(results / f"{name}.md", in_markdown(content))
+    for name, rows in lines.items():
+        write_whole(results / f"{name}.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+    shown = {
+        "table1": ("Table 1", [*tables["table1"], *tables["rivals"], *tables["cost"]], []),
+        "table2": ("Table 2 and the figures", tables["table2"], _pictures(results)),
+        "tune": ("Open choices", tables["tune"], []),
+    }
+    for name, (title, content, pictures) in shown.items():
+        title = f"{title} of CCL-Net, run again"
+        page = render("tables.html", title=title, grids=content, runs=runs_in_words(found), pictures=pictures)
         write_whole(results / f"{name}.html", page)
-        pages.append(results / f"{name}.html")
-    return pages
+    return [results / f"{name}.html" for name in shown]
+
+
+def in_markdown(content: Sequence[Grid]) -> str:
+    return "\n".join(markdown(grid) for grid in content)
 
 
 def _tune_rows(results: Path) -> list[dict[str, Any]]:
@@ -123,9 +128,10 @@ def fill_markers(text: str, blocks: Mapping[str, str], name: str = "the document
 
 def documents(root: Path, results: Path) -> dict[Path, str]:
     """docs/reproduce.md and README.md below ``root`` as they should be with the results in a folder."""
-    found, tables = read_results(results), grids(results)
-    blocks = {name: "\n".join(markdown(grid) for grid in content) for name, content in tables.items()}
-    short = table1_grid(found, Seeds(results), scores=("accuracy", "kappa"))
+    seeds = Seeds(results)
+    found, tables = read_results(results), grids(results, seeds)
+    blocks = {name: in_markdown(content) for name, content in tables.items()}
+    short = table1_grid(found, seeds, scores=("accuracy", "kappa"))
     wanted = {"docs/reproduce.md": {**blocks, "runs": runs_in_words(found)}, "README.md": {"table1": markdown(short)}}
     return {
         root / name: fill_markers((root / name).read_text(encoding="utf-8"), content, name)

@@ -95,13 +95,16 @@ class _Crew:
         self.stopping = False
 
     def run(self, cells: Sequence[Cell]) -> None:
-        waiting = list(cells)
+        waiting = []
+        for cell in cells:
+            if self.work.is_trained(cell):  # but was not judged any more
+                self._judge(cell)
+            else:
+                waiting.append(cell)
         with self._stop_on_signals():
             while waiting or self._busy() or self.judging:
                 if self.stopping or time.time() > self.work.deadline:
                     self._give_up(waiting)
-                while waiting and self.work.is_trained(waiting[0]):
-                    self._judge(waiting.pop(0))
                 for place in range(self.parallel):
                     if waiting and (self.trainers[place] is None or self._at(place).cell is None):
                         self._hand_out(place, waiting.pop(0))
