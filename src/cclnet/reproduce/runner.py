@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -43,11 +43,18 @@ class Trainer:
     cell: Cell | None = None
 
 
-def run_cells(cells: Sequence[Cell], work: Work, parallel: int = 1, show: Show | None = None) -> Outcome:
+def run_cells(
+    cells: Sequence[Cell],
+    work: Work,
+    parallel: int = 1,
+    show: Show | None = None,
+    trainer: Callable[[Connection, str | None, int, Work], None] = serve,
+) -> Outcome:
     """Run the cells that have no result yet, ``parallel`` at a time.
 
     A cell that was begun goes on from its checkpoint. One that fails is named in the outcome and stops no other.
     When the deadline of ``work`` comes, what is in training is checkpointed and stays to be gone on with.
+    ``trainer`` is what a training process runs.
     """
     if parallel < 1:
         raise InputError(f"parallel must be at least 1, got {parallel}.")
@@ -60,7 +67,7 @@ def run_cells(cells: Sequence[Cell], work: Work, parallel: int = 1, show: Show |
     for cell in left:
         show.update(cell.name, "waiting")
     if left:
-        with show, _Crew(work, min(parallel, len(left)), outcome, show) as crew:
+        with show, _Crew(work, min(parallel, len(left)), outcome, show, trainer) as crew:
             crew.run(left)
     return outcome
 
@@ -85,8 +92,15 @@ def _finished(cells: Sequence[Cell], work: Work) -> set[str]:
 class _Crew:
     """The processes at work. Read it from ``run`` downwards."""
 
-    def __init__(self, work: Work, parallel: int, outcome: Outcome, show: Show) -> None:
-        self.work, self.parallel, self.outcome, self.show = work, parallel, outcome, show
+    def __init__(
+        self,
+        work: Work,
+        parallel: int,
+        outcome: Outcome,
+        show: Show,
+        trainer: Callable[[Connection, str | None, int, Work], None],
+    ) -> None:
+        self.work, self.parallel, self.outcome, self.show, self.trainer = work, parallel, outcome, show, trainer
         self.context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
         self.trainers: list[Trainer | None] = [None] * parallel
         self.judging: dict[Future[str], Cell] = {}
@@ -126,7 +140,7 @@ class _Crew:
             ours, theirs = self.context.Pipe()
             device = self.devices[place % len(self.devices)] if self.devices else None
             threads = 0 if self.devices else max(1, (os.cpu_count() or 1) // self.parallel)
-            process = self.context.Process(target=serve, args=(theirs, device, threads, self.work), daemon=True)
+            process = self.context.Process(target=self.trainer, args=(theirs, device, threads, self.work), daemon=True)
             process.start()
             theirs.close()  # so that the end of the process is the end of the connection
             self.trainers[place] = Trainer(process, ours)
