@@ -71,7 +71,7 @@ def make_augment(settings: AugmentSettings, device: torch.device) -> Callable[[T
     def augmented(crops: Tensor, parameters: Tensor) -> Tensor:
         return augment(crops, parameters, settings, mean, std)
 
-    return torch.compile(augmented, fullgraph=True) if device.type == "cuda" else augmented
+    return torch.compile(augmented, fullgraph=True, dynamic=False) if device.type == "cuda" else augmented
 
 
 def wait(device: torch.device) -> None:
@@ -133,7 +133,7 @@ def network_rate(crop: int, device: torch.device, repeats: int) -> float:
     batch = BATCH if on_gpu else BATCH // 4
     images = torch.randn(batch, 3, crop, crop, device=device).to(memory_format=torch.channels_last)
     labels = torch.randint(CLASSES, (batch,), device=device)
-    called = torch.compile(network) if on_gpu else network
+    called = torch.compile(network, dynamic=False) if on_gpu else network
 
     def gradients() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):

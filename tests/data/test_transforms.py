@@ -32,7 +32,16 @@ def batched(function, images, factors):
     return torch.stack([function(image, factor) for image, factor in zip(images, factors.tolist(), strict=True)])
 
 
-FLOATS = images_of(8, 13, 17).float() / 255
+IMAGES = images_of(8, 13, 17)
+FLOATS = IMAGES.float() / 255
+
+
+def on_planes(operation, images, parameter):
+    return torch.stack(operation(tuple(images.unbind(1)), parameter), dim=1)
+
+
+def test_planes_are_the_bytes_over_255():
+    torch.testing.assert_close(torch.stack(transforms.planes_of(IMAGES), dim=1), FLOATS, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -46,23 +55,23 @@ FLOATS = images_of(8, 13, 17).float() / 255
 def test_colour_factors_agree_with_torchvision(ours, theirs):
     factors = torch.tensor([0.0, 0.3, 0.9, 1.0, 1.1, 1.7, 3.0, 10.0])
     before = FLOATS.clone()
-    torch.testing.assert_close(ours(FLOATS, factors), batched(theirs, FLOATS, factors), rtol=0, atol=1e-6)
+    torch.testing.assert_close(on_planes(ours, FLOATS, factors), batched(theirs, FLOATS, factors), rtol=0, atol=1e-6)
     assert torch.equal(FLOATS, before)  # in-place steps stay inside
 
 
 def test_hue_agrees_with_torchvision_all_around_the_circle():
     for shifts in torch.linspace(-0.5, 0.5, 64).reshape(8, 8):  # wraps around at both ends
         torch.testing.assert_close(
-            transforms.hue(FLOATS, shifts), batched(tv.adjust_hue, FLOATS, shifts), rtol=0, atol=1e-5
+            on_planes(transforms.hue, FLOATS, shifts), batched(tv.adjust_hue, FLOATS, shifts), rtol=0, atol=1e-5
         )
 
 
 def test_hue_turns_red_to_green_and_leaves_grey_alone():
     red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
-    green = transforms.hue(red, torch.tensor([1 / 3])).flatten()
+    green = on_planes(transforms.hue, red, torch.tensor([1 / 3])).flatten()
     torch.testing.assert_close(green, torch.tensor([0.0, 1.0, 0.0]))
     grey = torch.full((1, 3, 2, 2), 0.37)
-    assert torch.equal(transforms.hue(grey, torch.tensor([0.41])), grey)
+    assert torch.equal(on_planes(transforms.hue, grey, torch.tensor([0.41])), grey)
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,7 +79,8 @@ def test_hue_turns_red_to_green_and_leaves_grey_alone():
 def test_hue_of_any_colour(colour, shift):
     pixel = torch.tensor(colour, dtype=torch.float32).view(1, 3, 1, 1) / 255
     expected = tv.adjust_hue(pixel[0], shift)
-    torch.testing.assert_close(transforms.hue(pixel, torch.tensor([shift]))[0], expected, rtol=0, atol=1e-5)
+    turned = on_planes(transforms.hue, pixel, torch.tensor([shift]))[0]
+    torch.testing.assert_close(turned, expected, rtol=0, atol=1e-5)
 
 
 def test_flips_are_exact():
@@ -137,5 +147,5 @@ def test_cutmix_takes_exactly_the_rectangle():
 def test_parameters_belong_to_their_own_image():
     factors = torch.tensor(np.linspace(0.5, 1.5, 8), dtype=torch.float32)
     for operation in (transforms.brightness, transforms.contrast, transforms.saturation):
-        alone = torch.cat([operation(FLOATS[i : i + 1], factors[i : i + 1]) for i in range(8)])
-        torch.testing.assert_close(operation(FLOATS, factors), alone, rtol=0, atol=1e-6)
+        alone = torch.cat([on_planes(operation, FLOATS[i : i + 1], factors[i : i + 1]) for i in range(8)])
+        torch.testing.assert_close(on_planes(operation, FLOATS, factors), alone, rtol=0, atol=1e-6)

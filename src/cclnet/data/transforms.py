@@ -1,9 +1,10 @@
 """Batched image operations: one parameter an image, each equal to its torchvision.transforms.v2 namesake.
 
-Images are [n, 3, h, w] and parameters [n]. No function branches on data and every shape is known beforehand,
-so that a whole chain of them compiles into a few kernels. Geometry maps uint8 to uint8; colour works on float
-in [0, 1]. Colour is written without ``where`` and with in-place steps on its own results, because the same
-lines also run uncompiled on a CPU, where this is several times faster.
+Parameters are [n]. Geometry maps uint8 images [n, 3, h, w] to uint8; colour works on three planes of floats in
+[0, 1], red, green and blue, [n, h, w] each. No function branches on data and every shape is known beforehand, so
+that a chain of them compiles into few kernels: planes let the compiler keep a pixel in registers from the bytes
+to the normalised value. Colour has no ``where`` and steps in place on its own results, because the same lines
+also run uncompiled on a CPU, where this is several times faster.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Planes = tuple[Tensor, Tensor, Tensor]
 GREY = (0.2989, 0.587, 0.114)  # what torchvision weighs red, green and blue with
 
 
@@ -31,48 +33,65 @@ def flip(images: Tensor, horizontal: Tensor, vertical: Tensor) -> Tensor:
     return images
 
 
-def grey(images: Tensor) -> Tensor:
-    """Brightness as the eye weighs it: [n, 3, h, w] → [n, h, w]."""
-    red, green, blue = images.unbind(1)
+def planes_of(images: Tensor) -> Planes:
+    """uint8 images as three planes of floats in [0, 1], red, green and blue, [n, h, w] each."""
+    red, green, blue = (images[:, i].float().div_(255.0) for i in range(3))  # unbind would be materialised
+    return red, green, blue
+
+
+def grey(planes: Planes) -> Tensor:
+    """Brightness as the eye weighs it, [n, h, w]."""
+    red, green, blue = planes
     return (red * GREY[0]).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2])
 
 
-def brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """``clamp(f x)``."""
-    return (images * _per_image(factor)).clamp_(max=1.0)
+def _towards(planes: Planes, factor: Tensor, other: Tensor) -> Planes:
+    """``clamp(f x + (1 − f) other)``."""
+    factor = factor[:, None, None]
+    rest = (1.0 - factor) * other
+    red, green, blue = ((plane * factor).add_(rest).clamp_(0.0, 1.0) for plane in planes)
+    return red, green, blue
 
 
-def contrast(images: Tensor, factor: Tensor) -> Tensor:
+def brightness(planes: Planes, factor: Tensor) -> Planes:
+    """``clamp(f x)``: towards black, or away from it."""
+    red, green, blue = ((plane * factor[:, None, None]).clamp_(max=1.0) for plane in planes)
+    return red, green, blue
+
+
+def contrast(planes: Planes, factor: Tensor) -> Planes:
     """``clamp(f x + (1 − f) mean(grey(x)))``: towards the mean grey of the image, or away from it."""
-    mean = grey(images).mean(dim=(1, 2))
-    return (images * _per_image(factor)).add_(_per_image((1.0 - factor) * mean)).clamp_(0.0, 1.0)
+    return _towards(planes, factor, grey(planes).mean(dim=(1, 2), keepdim=True))
 
 
-def saturation(images: Tensor, factor: Tensor) -> Tensor:
+def saturation(planes: Planes, factor: Tensor) -> Planes:
     """``clamp(f x + (1 − f) grey(x))``: towards the grey image, or away from it."""
-    shades = grey(images)[:, None] * _per_image(1.0 - factor)
-    return (images * _per_image(factor)).add_(shades).clamp_(0.0, 1.0)
+    return _towards(planes, factor, grey(planes))
 
 
-def hue(images: Tensor, shift: Tensor) -> Tensor:
+def hue(planes: Planes, shift: Tensor) -> Planes:
     """Turn the hue by ``shift`` (a fraction of the whole circle, in [−1/2, 1/2]); value and saturation stay.
 
     With v, m the largest and smallest of red, green, blue and d = v − m, the hue in sixths of the circle is
     ``H = ±(1 + (g + b − r − m)/d)`` with the sign of g − b, and back again
     ``r = m + d clamp(|H − 3| − 1)``, ``g = m + d clamp(2 − |H − 2|)``, ``b = m + d clamp(2 − |H − 4|)``.
     """
-    red, green, blue = images.unbind(1)
+    red, green, blue = planes
     least = torch.minimum(torch.minimum(red, green), blue)
     span = torch.maximum(torch.maximum(red, green), blue).sub_(least)
     # A grey pixel has no hue: whatever is computed for it is multiplied by a span of zero.
     away = (green + blue).sub_(red).sub_(least).div_(span.clamp(min=1e-9)).add_(1.0)
     turned = torch.copysign(away, green - blue).add_(6.0 * shift[:, None, None])
     turned = turned.sub_((turned / 6.0).floor_(), alpha=6.0)
-    new_red = (turned - 3.0).abs_().sub_(1.0)
-    new_green = (turned - 2.0).abs_().neg_().add_(2.0)
-    new_blue = (turned - 4.0).abs_().neg_().add_(2.0)
-    colours = torch.stack((new_red, new_green, new_blue), dim=1).clamp_(0.0, 1.0)
-    return colours.mul_(span[:, None]).add_(least[:, None])
+
+    def coloured(strength: Tensor) -> Tensor:
+        return strength.clamp_(0.0, 1.0).mul_(span).add_(least)
+
+    return (
+        coloured((turned - 3.0).abs_().sub_(1.0)),
+        coloured((turned - 2.0).abs_().neg_().add_(2.0)),
+        coloured((turned - 4.0).abs_().neg_().add_(2.0)),
+    )
 
 
 def rotate(
