@@ -1,9 +1,10 @@
-"""SIGTERM and SIGINT end a run between two steps, with a checkpoint."""
+"""A signal, or the end of the time a run is given, ends it between two steps, with a checkpoint."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,9 +20,10 @@ class StopRequest:
     Ranks must stop at the same step, so several of them ask each other, every 50 steps and after an epoch.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, max_minutes: float = 0.0) -> None:
         self.fabric = fabric
-        self.received: int = 0
+        self.received = 0  # the signal, if any
+        self.until = time.monotonic() + 60 * max_minutes if max_minutes else float("inf")
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -44,11 +46,13 @@ class StopRequest:
             number, handler = self._before.popitem()
             signal.signal(number, handler)
 
-    def asked(self, step: int | None = None) -> int:
-        """The signal that was received by any rank, or 0. ``step`` is None between epochs."""
-        if self.fabric.world_size == 1:
-            return self.received
-        if step is not None and step % CHECK_EVERY:
-            return 0
-        anyone = self.fabric.all_reduce(torch.tensor(float(self.received), device=self.fabric.device), reduce_op="max")
-        return int(anyone)
+    def asked(self, step: int | None = None) -> bool:
+        """Whether to stop, the same answer on every rank. ``step`` is None between epochs."""
+        if self.fabric.world_size > 1:
+            if step is not None and step % CHECK_EVERY:
+                return False
+            own = torch.tensor([self.received, time.monotonic() > self.until], device=self.fabric.device)
+            anyone: list[int] = self.fabric.all_reduce(own.float(), reduce_op="max").int().tolist()
+            self.received = anyone[0]
+            return any(anyone)
+        return bool(self.received) or time.monotonic() > self.until

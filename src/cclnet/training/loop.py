@@ -16,28 +16,26 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from cclnet.data.augment import normalise
-from cclnet.data.loader import Loader
-from cclnet.errors import NotFinite
-from cclnet.evaluation.predictions import Predictions, write_predictions
+from cclnet.errors import InputError, NotFinite
 from cclnet.functional import collapse_point
 from cclnet.network import CCLNet, Classifier
 from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_latest
 from cclnet.training.interrupt import StopRequest
+from cclnet.training.outcome import describe, write_outcome
 from cclnet.training.prepare import (
     PreparedData,
     make_deterministic,
     make_fabric,
     make_network,
     prepare_data,
-    test_loader,
     train_loader,
 )
 from cclnet.training.progress import Display, softness_in_words
-from cclnet.training.run_folder import RunFolder, versions
+from cclnet.training.run_folder import RunFolder
 from cclnet.training.schedule import rate_factor
 from cclnet.training.settings import Settings
 from cclnet.training.step import TrainStep
+from cclnet.training.testing import Tester
 
 EpochHook = Callable[[dict[str, Any], CCLNet], None]
 
@@ -101,6 +99,8 @@ class Training:
             torch._dynamo.reset()  # it keeps few versions of a function: those of earlier runs must not use them up
         self.network = make_network(settings, data).to(memory_format=torch.channels_last)
         if settings.batch_norm == "sync":
+            if not on_gpu:
+                raise InputError("batch_norm 'sync' needs GPUs: on a CPU use 'batch' or 'frozen'.")
             self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)
         self.loader = train_loader(settings, data, fabric)
         wrapped = fabric.setup_module(torch.compile(self.network) if compiled else self.network)
@@ -131,37 +131,43 @@ class Training:
         self.seconds = 0.0  # of training, over all resumes
         self.best: dict[str, float] = {}
         self.writer = CheckpointWriter(run.checkpoints)
-        self._validation = self._validation_loader()
+        rows = data.rows("val")
+        self._validation = self._tester(rows) if len(rows) else None
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 
     def fit(self, progress: bool, on_epoch: EpochHook | None = None) -> None:
-        """Train from where the run stands to its last epoch (or its last minute)."""
-        began = time.monotonic() - self.seconds
+        """Train from where the run stands to its last epoch (or the last minute it is given)."""
+        began = time.monotonic()
+        before = self.seconds
         done = self.epoch * len(self.loader) + self.steps
-        shown = progress and self.fabric.is_global_zero
-        display = Display(
-            self.run, self.settings.epochs, len(self.loader), done, shown, written=self.fabric.is_global_zero
-        )
-        with StopRequest(self.fabric) as stop, display, closing(self.writer):
-            while self.epoch < self.settings.epochs and not self._out_of_time(began):
-                self._train_epoch(stop, display, began)
-                record = self._close_epoch(began)
-                matrix = self.network.soft_labels()
-                display.epoch(record, matrix, self.data.table.classes, self._words(record))
+        first = self.fabric.is_global_zero
+        display = Display(self.run, self.settings.epochs, len(self.loader), done, progress and first, written=first)
+        with StopRequest(self.fabric, self.settings.max_minutes) as stop, display, closing(self.writer):
+            while self.epoch < self.settings.epochs and not stop.asked():
+                whole = self._train_epoch(stop, display)
+                self.seconds = before + time.monotonic() - began
+                if not whole:
+                    self._check_losses()
+                    self._save()
+                    break
+                record = self._close_epoch()
+                self.seconds = before + time.monotonic() - began
+                display.epoch(record, self.network.soft_labels(), self.data.table.classes, self._words(record))
                 self._save()
                 if on_epoch is not None:
                     on_epoch(record, self.network)
-                if signal := stop.asked():
-                    raise Interrupted(self.run.path, signal)
+            if stop.received:
+                raise Interrupted(self.run.path, stop.received)
 
-    def _train_epoch(self, stop: StopRequest, display: Display, began: float) -> None:
+    def _train_epoch(self, stop: StopRequest, display: Display) -> bool:
+        """Train to the end of the epoch; False if it was asked to stop before."""
         if self.steps == 0:
             # Keyed like the data, so that what dropout draws does not depend on how often a run was resumed.
             torch.manual_seed(_mix(self.settings.seed, self.epoch, self.fabric.global_rank))
         self._training_mode()
-        self._epoch_began = time.monotonic()
-        first, words = self.steps, self._words(self.records[-1] if self.records else {})
+        self._epoch_began, self._first_step = time.monotonic(), self.steps
+        words = self._words(self.records[-1] if self.records else {})
         for step, batch in enumerate(self.loader.epoch(self.epoch, start=self.steps), start=self.steps):
             self._set_rates(self.epoch + step / len(self.loader))
             try:
@@ -173,31 +179,30 @@ class Training:
             self.steps = step + 1
             if self.average is not None:
                 self.average.update_parameters(self.network.classifier)
-            images = (step + 1 - first) * self.settings.batch_size
-            loss = display.step(self.epoch, step, images, self._epoch_began, self.sums, words)
+            loss = display.step(self.epoch, step, self._images_seen(), self._epoch_began, self.sums, words)
             if loss is not None and not math.isfinite(loss):
                 self._check_losses()
-            if signal := stop.asked(step):
-                self.seconds = time.monotonic() - began
-                self._check_losses()
-                self._save()
-                raise Interrupted(self.run.path, signal)
+            if self.steps < len(self.loader) and stop.asked(step):
+                return False
+        return True
 
-    def _close_epoch(self, began: float) -> dict[str, Any]:
+    def _images_seen(self) -> int:
+        """Images of this epoch, over all ranks, since it was begun or resumed."""
+        return (self.steps - self._first_step) * self.loader.batch_size
+
+    def _close_epoch(self) -> dict[str, Any]:
         """Check and log the epoch, apply the method's end-of-epoch rule, move on to the next."""
         sums = self._check_losses()  # waits for the device: the epoch's time is complete after it
         seconds = time.monotonic() - self._epoch_began
-        images = self.steps * min(self.settings.batch_size, len(self.data.rows("train")))
         means = (sums / self.steps).tolist()
         record: dict[str, Any] = {"epoch": self.epoch + 1, **dict(zip(self.step.terms, means, strict=True))}
         record.update(self.network.method.end_epoch())
         rates = [group["lr"] for group in self.optimizer.param_groups]
         record.update(zip(("lr", "lr_method"), rates, strict=False))
-        record.update(seconds=seconds, images_per_second=images / seconds)
+        record.update(seconds=seconds, images_per_second=self._images_seen() / seconds)
         self.epoch, self.steps, self.sums = self.epoch + 1, 0, None
-        if self._validation and (self.epoch % self.settings.validate_every == 0 or self.epoch == self.settings.epochs):
+        if self.epoch % self.settings.validate_every == 0 or self.epoch == self.settings.epochs:
             record.update(self._validate())
-        self.seconds = time.monotonic() - began
         self.records.append(record)
         if self.fabric.is_global_zero:
             self.run.write_metrics(self.records)
@@ -235,11 +240,6 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
 
-    def _out_of_time(self, began: float) -> bool:
-        limit = self.settings.max_minutes * 60
-        over = torch.tensor(float(limit and time.monotonic() - began > limit), device=self.fabric.device)
-        return bool(self.fabric.all_reduce(over, reduce_op="max") > 0)
-
     def _words(self, record: dict[str, Any]) -> str:
         return softness_in_words(record, self._collapse_softness())
 
@@ -247,43 +247,30 @@ class Training:
         margin = self.settings.method_settings.get("margin", 2.0)
         return collapse_point(self.data.table.num_classes, margin)[1]
 
-    # ---- testing -----------------------------------------------------------------------------------------------
-
     @property
     def tested(self) -> Classifier:
         """The classifier that is tested and shipped: the averaged one where there is one."""
         return self.network.classifier if self.average is None else cast(Classifier, self.average.module)
 
-    def _validation_loader(self) -> Loader | None:
-        rows = self.data.rows("val")
-        return test_loader(self.settings, self.data, rows, self.fabric) if len(rows) else None
-
     def _validate(self) -> dict[str, float]:
-        assert self._validation is not None
-        logits = self.logits(self._validation, len(self.data.rows("val")))
-        labels = torch.as_tensor(self.data.table.labels[self.data.rows("val")])
-        if self.data.table.multilabel:
-            return {"val_loss": float(nn.functional.binary_cross_entropy_with_logits(logits, labels.double()))}
-        accuracy = float((logits.argmax(dim=1) == labels).double().mean())
-        if accuracy > self.best.get("val_accuracy", -1.0):
-            self.best = {"val_accuracy": accuracy, "epoch": float(self.epoch)}
-        return {"val_loss": float(nn.functional.cross_entropy(logits, labels)), "val_accuracy": accuracy}
+        scores = self._validation.validate(self.tested) if self._validation else {}
+        if scores.get("val_accuracy", -1.0) > self.best.get("val_accuracy", -1.0):
+            self.best = {"val_accuracy": scores["val_accuracy"], "epoch": float(self.epoch)}
+        return scores
 
-    @torch.no_grad()
-    def logits(self, loader: Loader, count: int) -> Tensor:
-        """Logits of the loader's images in their order, [count, K] float64 on the CPU, on every rank.
+    def _tester(self, rows: npt.NDArray[np.intp]) -> Tester:
+        return Tester(self.settings, self.data, rows, self.fabric, self.mean, self.std)
 
-        In full precision: half precision is for speed in training, and would show in the probabilities. Each rank
-        fills in its share of zeros, so the sum over ranks counts each image once."""
-        classifier = self.tested.eval()
-        own = torch.zeros(count, self.data.table.num_classes, dtype=self.mean.dtype, device=self.fabric.device)
-        place = {int(row): position for position, row in enumerate(loader.rows)}
-        for batch in loader.epoch(0):
-            images = normalise(batch.crops, self.mean, self.std).to(own.dtype)
-            at = torch.tensor([place[int(row)] for row in batch.rows], device=self.fabric.device)
-            own[at] = classifier.logits(classifier.features(images)).to(own.dtype)
-        total: Tensor = self.fabric.all_reduce(own, reduce_op="sum") if self.fabric.world_size > 1 else own
-        return total.double().cpu()
+    def finish(self) -> None:
+        """Test every part but the training part, and write what the run leaves behind."""
+        rows = np.flatnonzero(self.data.parts != "train")
+        logits = self._tester(rows).logits(self.tested)
+        if not self.fabric.is_global_zero:
+            return
+        trained = {"epochs": self.epoch, "best": self.best, "seconds": round(self.seconds, 3)}
+        description = describe(self.settings, self.data, self.fabric, trained)
+        description["collapse_softness"] = self._collapse_softness()
+        write_outcome(self.run, self.data, self.network, self.tested, rows, logits, description)
 
     # ---- keeping -----------------------------------------------------------------------------------------------
 
@@ -330,65 +317,6 @@ class Training:
             torch.set_rng_state(state["random"][self.fabric.global_rank])
             if self.fabric.device.type == "cuda" and state["device_random"].numel():
                 torch.cuda.set_rng_state(state["device_random"][self.fabric.global_rank])
-
-    def finish(self) -> None:
-        """Write what the run leaves behind: model, correlation matrix, predictions of every part but train."""
-        table, parts = self.data.table, self.data.parts
-        rows = np.flatnonzero(parts != "train")
-        logits = self.logits(test_loader(self.settings, self.data, rows, self.fabric), len(rows))
-        if not self.fabric.is_global_zero:
-            return
-        self.run.write_model(self.tested.shipped.state_dict(), self._description())
-        matrix = self.network.soft_labels()
-        if matrix is not None:
-            self.run.write_correlation(matrix, table.classes)
-        write_predictions(self.run.predictions, self._predictions(rows, logits))
-
-    def _predictions(self, rows: npt.NDArray[np.intp], logits: Tensor) -> Predictions:
-        table = self.data.table
-        probabilities = torch.sigmoid(logits) if table.multilabel else torch.softmax(logits, dim=1)
-        return Predictions(
-            images=np.array([table.names[i] for i in rows]),
-            labels=table.labels[rows],
-            probabilities=probabilities.numpy(),
-            classes=table.classes,
-            groups=None if table.groups is None else table.groups[rows],
-            parts=self.data.parts[rows],
-        )
-
-    def _description(self) -> dict[str, Any]:
-        """model.json: what someone needs to use the weights, and where they come from."""
-        settings, table = self.settings, self.data.table
-        device = self.fabric.device
-        cpu = f"CPU, {torch.get_num_threads()} threads"
-        return {
-            "format": 1,
-            "backbone": settings.backbone,
-            "method": settings.method,
-            "method_settings": settings.method_settings,
-            "classes": list(table.classes),
-            "multilabel": table.multilabel,
-            "short_side": settings.short_side,
-            "crop": [settings.augment.crop, settings.augment.crop],
-            "mean": list(settings.mean),
-            "std": list(settings.std),
-            "temperature": None,
-            "collapse_softness": self._collapse_softness(),
-            "class_counts": table.class_counts(self.data.rows("train")).tolist(),
-            "trained": {
-                "epochs": self.epoch,
-                "of_epochs": settings.epochs,
-                "best": self.best,
-                "seed": settings.seed,
-                "seconds": round(self.seconds, 3),
-                "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
-                "devices": self.fabric.world_size,
-                "precision": str(self.fabric._precision.precision),
-                "versions": versions(),
-                "images": len(self.data.rows("train")),
-                "data": settings.data,
-            },
-        }
 
 
 def make_optimizer(settings: Settings, network: CCLNet, on_gpu: bool) -> torch.optim.Optimizer:

@@ -43,9 +43,7 @@ def make_fabric(settings: Settings, devices: int | None = None, accelerator: str
     auto = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     precision = {"auto": auto, "32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}[settings.precision]
     strategy = "ddp" if count * nodes > 1 else "auto"
-    return Fabric(
-        accelerator=accelerator, strategy=strategy, devices=count, num_nodes=nodes, precision=precision
-    )
+    return Fabric(accelerator=accelerator, strategy=strategy, devices=count, num_nodes=nodes, precision=precision)
 
 
 def make_deterministic() -> None:
@@ -106,21 +104,6 @@ def train_loader(settings: Settings, data: PreparedData, fabric: Fabric) -> Load
         world_size=fabric.world_size,
         weights=weights,
         balanced=settings.balanced_sampling,
-    )
-
-
-def test_loader(settings: Settings, data: PreparedData, rows: npt.NDArray[np.intp], fabric: Fabric) -> Loader:
-    return Loader(
-        data.images,
-        data.table.labels,
-        rows,
-        batch_size=settings.batch_size,
-        crop=settings.augment.crop,
-        seed=settings.seed,
-        device=fabric.device,
-        resident=settings.resident,
-        rank=fabric.global_rank,
-        world_size=fabric.world_size,
     )
 
 
