@@ -63,7 +63,7 @@ def test_results_of_another_recipe_are_not_mixed_in(tmp_path: Path) -> None:
     made_result(tmp_path, DONE, wrong=12)
     now = work(tmp_path)
     recipe = {**now.recipes["paper"], "epochs": 90, "clip": 5.0}
-    with pytest.raises(InputError, match=r"(?s)1 results were made with other settings.*epochs was 160, is 90; clip was"):
+    with pytest.raises(InputError, match=r"(?s)1 results were made.*epochs was 160, is 90; clip was 1.0, is 5.0"):
         run_cells([DONE, GOOD], replace(now, recipes={"paper": recipe}), trainer=staged)
 
 

@@ -1,0 +1,32 @@
+"""The documents say what the results say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cclnet.reproduce.pages import documents, grids, in_markdown
+from cclnet.reproduce.results import read_results
+from cclnet.reproduce.seeds import Seeds
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results" / "isic2018"
+
+
+def test_documents_agree_with_the_results() -> None:
+    stale = [path.name for path, text in documents(ROOT, RESULTS).items() if path.read_text(encoding="utf-8") != text]
+    assert not stale, "run: cclnet reproduce table1 --results results/isic2018 --tables-only --documents"
+
+
+def test_tables_beside_the_results_agree_with_them() -> None:
+    if not read_results(RESULTS):
+        pytest.skip("no results yet")
+    for name, content in grids(RESULTS, Seeds(RESULTS)).items():
+        assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == in_markdown(content), name
+
+
+def test_results_say_nothing_about_where_files_lay() -> None:
+    paths = [*RESULTS.glob("*.json"), *RESULTS.glob("tune/*.json"), *RESULTS.glob("*.jsonl"), *RESULTS.glob("*.md")]
+    telling = [path.name for path in paths if any(place in path.read_text() for place in ("/tmp/", "/home/", "/work/"))]
+    assert not telling
