@@ -195,6 +195,14 @@ def test_a_broken_model_json_is_named(tmp_path: Path, text: str, message: str) -
         judge(run)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "cannot be read as comma-separated text"), ("image,group\nx,g\n", "has no column part")]
+)
+def test_a_broken_split_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=rf"split\.csv {message}"):
+        judge(write_run(tmp_path / "run", single_label(10), split=text), draws=10)
+
+
 def test_a_folder_without_predictions_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no predictions\.csv"):
         judge(tmp_path)

@@ -82,7 +82,7 @@ SINGLE_LABEL = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "macro_jac
                 "mean_average_precision")  # fmt: skip
 MULTI_LABEL = ("mean_average_precision", "macro_auroc", "macro_f1", "micro_f1", "subset_accuracy", "hamming_loss")
 CALIBRATION = ("nll", "brier", "ece")
-AFTER = ("nll", "ece")
+AFTER = ("nll_calibrated", "ece_calibrated")
 RANGES = {"kappa": (-1.0, 1.0), "nll": (0.0, math.inf), "nll_calibrated": (0.0, math.inf), "brier": (0.0, 2.0)}
 
 Scores = dict[str, tuple[Floats, Floats]]  # metric -> values of each run [S], their draws [S, D]
@@ -142,32 +142,29 @@ def _scores(
     runs: Sequence[Run], lined: Sequence[Predictions], units: Units, draws: int, seed: int, warnings: list[str]
 ) -> Scores:
     """Every compared score of every run, and in every draw of units; the draws are the same for all runs."""
-    after = []
-    for run, reported in zip(runs, lined, strict=True):
-        part = fitting_part(run.predictions, run.part)
-        after.append(calibrate(reported, part, run.predictions.of_part(part) if part else reported, units, seed).after)
-    if missing := [run.name for run, p in zip(runs, after, strict=True) if p is None]:
-        warnings.append(f"No temperature could be fitted for {', '.join(missing)}: no scores after temperature.")
-        after = [None] * len(runs)
-    statistics_of, values = [], []
-    for before, then in zip(lined, after, strict=True):
-        own = score(before)[0] | measure(before)
-        parts = [decision_statistic(before), ranking_statistic(before), calibration_statistic(before)]
-        if then is not None:
-            parts.append(calibration_statistic(then))
-            own |= {f"{name}_calibrated": value for name, value in measure(then).items()}
-        statistics_of += parts
-        values.append(own)
-    drawn = bootstrap(statistics_of, units, draws, seed)
-    stride = len(drawn) // len(runs)
-    draws_of = []
-    for i in range(0, len(drawn), stride):
-        decided, ranked, before_draws, *then_draws = drawn[i : i + stride]
-        later = {f"{name}_calibrated": x for part in then_draws for name, x in part.items()}
-        draws_of.append(decided | ranked | before_draws | later)
+    found = [_score_run(run, reported, units, draws, seed) for run, reported in zip(runs, lined, strict=True)]
     metrics = [*(MULTI_LABEL if lined[0].multilabel else SINGLE_LABEL), *CALIBRATION]
-    metrics += [f"{name}_calibrated" for name in AFTER if after[0] is not None]
-    return {m: (np.array([v[m] for v in values]), np.stack([d[m] for d in draws_of])) for m in metrics}
+    if missing := [run.name for run, own in zip(runs, found, strict=True) if AFTER[0] not in own]:
+        warnings.append(f"No temperature could be fitted for {', '.join(missing)}: no scores after temperature.")
+    else:
+        metrics += AFTER
+    return {m: (np.array([own[m][0] for own in found]), np.stack([own[m][1] for own in found])) for m in metrics}
+
+
+def _score_run(run: Run, reported: Predictions, units: Units, draws: int, seed: int) -> dict[str, tuple[float, Floats]]:
+    """The scores of one run and their draws [D]; those after temperature only where one could be fitted."""
+    part = fitting_part(run.predictions, run.part)
+    fitting = run.predictions.of_part(part) if part else reported
+    after = calibrate(reported, part, fitting, units, seed).after
+    statistics_of = [decision_statistic(reported), ranking_statistic(reported), calibration_statistic(reported)]
+    values = score(reported)[0] | measure(reported)
+    if after is not None:
+        statistics_of.append(calibration_statistic(after))
+        values |= {f"{name}_calibrated": value for name, value in measure(after).items()}
+    decided, ranked, before, *later = bootstrap(statistics_of, units, draws, seed)
+    drawn = decided | ranked | before
+    drawn |= {f"{name}_calibrated": own for part_draws in later for name, own in part_draws.items()}
+    return {name: (value, drawn[name]) for name, value in values.items()}
 
 
 def _pairs(names: list[str], against: str | None) -> list[tuple[int, int]]:
@@ -182,7 +179,7 @@ def _pairs(names: list[str], against: str | None) -> list[tuple[int, int]]:
 def _compare_two(a: Group, b: Group, scores_a: Scores, scores_b: Scores, units: Units, seed: int) -> dict[str, Any]:
     paired = a.paired_with(b)
     count = (len(a.runs), len(b.runs))
-    tests = {m: _test(*scores_a[m], *scores_b[m], paired, units, seed) for m in scores_a}
+    tests = {m: difference_test(*scores_a[m], *scores_b[m], paired, units, seed) for m in scores_a}
     return {
         "a": a.name,
         "b": b.name,
@@ -194,7 +191,7 @@ def _compare_two(a: Group, b: Group, scores_a: Scores, scores_b: Scores, units: 
     }
 
 
-def _test(
+def difference_test(
     a: Floats, draws_a: Floats, b: Floats, draws_b: Floats, paired: bool, units: Units, seed: int
 ) -> dict[str, Any]:
     """Everything about one score of two methods but what depends on the other comparisons (Holm, verdict)."""

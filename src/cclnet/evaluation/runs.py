@@ -67,9 +67,17 @@ class Run:
         path = None if self.folder is None else self.folder / "split.csv"
         if path is None or not path.exists():
             return None
-        split = pd.read_csv(path, dtype=str, keep_default_na=False).drop_duplicates("image")
-        if "group" not in split or "part" not in split or not (split["group"] != "").any():
+        try:
+            split = pd.read_csv(path, dtype=str, keep_default_na=False)
+        except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} cannot be read as comma-separated text: {error}. Mend or remove it.") from error
+        if lacking := [name for name in ("image", "part") if name not in split]:
+            raise InputError(
+                f"{path} has no column {' and '.join(lacking)}; found {', '.join(map(str, split))}. Mend or remove it."
+            )
+        if "group" not in split or not (split["group"] != "").any():
             return None
+        split = split.drop_duplicates("image")
         reported = self.predictions.of_part(self.part)
         trained = split.loc[split["part"] == "train", "group"].to_numpy(dtype=np.str_)
         group_of = split.set_index("image")["group"].reindex(reported.images).fillna("").to_numpy(dtype=np.str_)

@@ -7,12 +7,15 @@ survive both. With d_s the difference of two methods at seed s on all images, s 
 - *images*: ``V_image = variance over bootstrap draws of groups of mean_s d_s``, G − 1 degrees of freedom for G groups.
 
 The interval is ``D ± √(t²_{S−1} V_seed + t²_{G−1} V_image)``, D the mean of d_s, and p the level at which it touches 0.
-Why not the plain hierarchical bootstrap (draw seeds, then groups), which stands beside it: a bootstrap of five seeds
-has 4/5 of their variance and takes normal for t quantiles (1.96 for 2.78), so it finds differences between equal
-methods two to three times too often. Why not one variance with Welch-Satterthwaite degrees of freedom: with two or
-three seeds the seeds' variance is often far too small by luck, and then counts as if the images had settled it. Here
-t² V_seed enters whole, so p is never below that of the t-test over seeds, nor below that of the images alone. Errors
-that a single model makes on single images enter both terms; the test is cautious by that much.
+
+Why not the plain hierarchical bootstrap (draw seeds, then groups), which stands beside it: a bootstrap of S seeds has
+(S − 1)/S of their variance and takes normal for t quantiles, so where seeds are what matters, five of them tell equal
+methods apart in 15% of cases (|t_4| > 1.96 √.8) and not in 5%. Why not one variance with Welch-Satterthwaite degrees of
+freedom: with few seeds their variance is often far too small by luck, and then counts as if the images had settled it.
+Here t² V_seed enters whole, so p is never below that of the t-test over seeds, nor below that of the images alone.
+Errors that a single model makes on single images enter both terms; the test is cautious by that much. Simulated (five
+seeds, 2,000 images in 1,500 groups, seeds moving accuracy by .5 to 1 point): 1 to 3% false alarms, and a gap of two
+points found in 85 to 55% of cases; benchmarks/judging.py measures it.
 """
 
 from __future__ import annotations
