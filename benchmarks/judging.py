@@ -34,9 +34,9 @@ from cclnet.evaluation.bootstrap import Statistic, Units, bootstrap, interval, u
 from cclnet.evaluation.compare import difference_test
 from cclnet.evaluation.describe import versions
 from cclnet.evaluation.judge import judge
-from cclnet.evaluation.predictions import Predictions, write_predictions
 from cclnet.evaluation.weighted import confusion_scores, decision_statistic
 from cclnet.files import write_whole
+from cclnet.predictions import Predictions, write_predictions
 
 SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "macro_jaccard")
 CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")

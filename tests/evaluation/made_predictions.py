@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cclnet.evaluation.correlation import write_correlation
-from cclnet.evaluation.predictions import Predictions, write_predictions
+from cclnet.predictions import Predictions, write_predictions
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
 

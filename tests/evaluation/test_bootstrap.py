@@ -8,9 +8,9 @@ from made_predictions import SINGLE_LABEL, single_label
 from scipy import stats
 
 from cclnet.evaluation.bootstrap import Units, bootstrap, interval, units_of, units_with
-from cclnet.evaluation.predictions import Predictions
 from cclnet.evaluation.scores import score
 from cclnet.evaluation.weighted import decision_statistic, ranking_statistic
+from cclnet.predictions import Predictions
 
 
 def test_units_are_groups_where_known() -> None:

@@ -10,7 +10,7 @@ from sklearn import metrics
 
 from cclnet.evaluation import calibration
 from cclnet.evaluation.calibration import MEASURES, calibration_statistic, measure, reliability, risk_coverage
-from cclnet.evaluation.predictions import Predictions
+from cclnet.predictions import Predictions
 
 EVERY = {**SINGLE_LABEL, **{f"several labels, {name}": made for name, made in SEVERAL_LABELS.items()}}
 every = pytest.mark.parametrize("made", EVERY.values(), ids=EVERY.keys())

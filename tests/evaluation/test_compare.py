@@ -13,7 +13,7 @@ from scipy import stats
 from cclnet.errors import InputError
 from cclnet.evaluation.compare import compare
 from cclnet.evaluation.judge import judge
-from cclnet.evaluation.predictions import Predictions, write_predictions
+from cclnet.predictions import Predictions, write_predictions
 
 IMAGES = 150
 

@@ -12,9 +12,9 @@ from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, given, several_labels
 from cclnet.errors import InputError
 from cclnet.evaluation.calibration import MEASURES, measure
 from cclnet.evaluation.judge import judge
-from cclnet.evaluation.predictions import Predictions, write_predictions
 from cclnet.evaluation.scores import PER_CLASS, score
 from cclnet.evaluation.temperature import fit_temperature
+from cclnet.predictions import Predictions, write_predictions
 
 EVERY = {**SINGLE_LABEL, **{f"several labels, {name}": made for name, made in SEVERAL_LABELS.items()}}
 

@@ -10,8 +10,8 @@ from scipy import special
 
 from cclnet.evaluation.bootstrap import Units, units_of
 from cclnet.evaluation.calibration import measure
-from cclnet.evaluation.predictions import Predictions
 from cclnet.evaluation.temperature import calibrate, fit_temperature, fitting_part, halves_of, with_temperature
+from cclnet.predictions import Predictions
 
 
 def calibrated(images: int, seed: int = 0) -> Predictions:

@@ -7,9 +7,9 @@ import pytest
 from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, single_label
 
 from cclnet.evaluation.bootstrap import Statistic
-from cclnet.evaluation.predictions import Floats, Predictions
 from cclnet.evaluation.scores import PER_CLASS, score
 from cclnet.evaluation.weighted import blocks_of, decision_statistic, ranking_statistic
+from cclnet.predictions import Floats, Predictions
 
 EVERY = {**SINGLE_LABEL, **{f"several labels, {name}": made for name, made in SEVERAL_LABELS.items()}}
 every = pytest.mark.parametrize("made", EVERY.values(), ids=EVERY.keys())

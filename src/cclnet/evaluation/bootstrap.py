@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse, stats
 
-from cclnet.evaluation.predictions import Floats, Integers, Predictions
+from cclnet.predictions import Floats, Integers, Predictions
 
 LEVEL = 0.95
 

@@ -23,9 +23,9 @@ import numpy.typing as npt
 from scipy import sparse, special
 
 from cclnet.evaluation.bootstrap import Statistic
-from cclnet.evaluation.predictions import Floats, Integers, Predictions
 from cclnet.evaluation.scores import decisions
 from cclnet.evaluation.weighted import BLOCKS, blocks_of, columns
+from cclnet.predictions import Floats, Integers, Predictions
 
 BINS = 15
 SMALLEST = float(np.finfo(np.float64).eps)

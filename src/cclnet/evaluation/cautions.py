@@ -8,7 +8,7 @@ import numpy as np
 
 from cclnet.evaluation.bootstrap import Units, units_with
 from cclnet.evaluation.calibration import SMALLEST
-from cclnet.evaluation.predictions import Predictions
+from cclnet.predictions import Predictions
 
 FEW_UNITS = 10  # a class on fewer groups (or images) than this has no interval worth the name
 

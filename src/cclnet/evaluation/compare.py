@@ -71,12 +71,12 @@ from cclnet.evaluation.calibration import calibration_statistic, measure
 from cclnet.evaluation.correlation import agreement
 from cclnet.evaluation.describe import intervals_of, part_of, versions
 from cclnet.evaluation.grouping import Group, line_up, open_groups
-from cclnet.evaluation.predictions import Floats, Predictions
 from cclnet.evaluation.runs import Run
 from cclnet.evaluation.scores import decisions, score
 from cclnet.evaluation.temperature import calibrate, fitting_part
 from cclnet.evaluation.verdict import LOWER_IS_BETTER, overall, permutation_in_words, seeds_in_words, verdict
 from cclnet.evaluation.weighted import decision_statistic, ranking_statistic
+from cclnet.predictions import Floats, Predictions
 
 SINGLE_LABEL = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "macro_jaccard", "macro_auroc",
                 "mean_average_precision")  # fmt: skip

@@ -19,9 +19,9 @@ import pandas as pd
 from scipy import stats
 
 from cclnet.errors import InputError
-from cclnet.evaluation.predictions import Floats
 from cclnet.files import write_whole
 from cclnet.functional import collapse_point
+from cclnet.predictions import Floats
 
 
 def write_correlation(path: str | Path, classes: Sequence[str], matrix: npt.ArrayLike) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 import cclnet
 from cclnet.evaluation.bootstrap import LEVEL, Units, interval, units_of
-from cclnet.evaluation.predictions import Floats, Predictions
+from cclnet.predictions import Floats, Predictions
 
 
 def number(

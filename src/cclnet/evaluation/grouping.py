@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from cclnet.errors import InputError
-from cclnet.evaluation.predictions import Predictions
 from cclnet.evaluation.runs import Run, open_run
+from cclnet.predictions import Predictions
 
 
 @dataclass(frozen=True)

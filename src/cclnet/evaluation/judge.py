@@ -99,12 +99,12 @@ from cclnet.evaluation import calibration, correlation
 from cclnet.evaluation.bootstrap import Units, bootstrap, units_of, units_with
 from cclnet.evaluation.cautions import cautions
 from cclnet.evaluation.describe import intervals_of, number, part_of, versions
-from cclnet.evaluation.predictions import Floats, Integers, Predictions
 from cclnet.evaluation.runs import Run, open_run
 from cclnet.evaluation.scores import PER_CLASS, confusion, decisions, score
 from cclnet.evaluation.temperature import calibrate, fitting_part
 from cclnet.evaluation.weighted import decision_statistic, ranking_statistic
 from cclnet.files import make_folder, write_whole
+from cclnet.predictions import Floats, Integers, Predictions
 
 MISTAKES = 24
 PROPORTIONS = ("accuracy", "top_2_accuracy", "top_3_accuracy", "top_5_accuracy", "subset_accuracy", "hamming_loss")

@@ -15,7 +15,7 @@ import pandas as pd
 from cclnet.data.leaks import leaks
 from cclnet.errors import InputError
 from cclnet.evaluation.correlation import read_correlation
-from cclnet.evaluation.predictions import Floats, Predictions, read_predictions
+from cclnet.predictions import Floats, Predictions, read_predictions
 
 if sys.version_info >= (3, 11):
     import tomllib

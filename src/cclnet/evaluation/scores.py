@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn import metrics
 
-from cclnet.evaluation.predictions import Floats, Integers, Predictions
+from cclnet.predictions import Floats, Integers, Predictions
 
 TOP_K = (2, 3, 5)
 PER_CLASS = ("precision", "recall", "f1", "jaccard", "auroc", "average_precision")

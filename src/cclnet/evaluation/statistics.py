@@ -31,7 +31,7 @@ import numpy.typing as npt
 from scipy import optimize, stats
 
 from cclnet.evaluation.bootstrap import LEVEL
-from cclnet.evaluation.predictions import Floats
+from cclnet.predictions import Floats
 
 EXACT_SEEDS = 16  # 2^16 sign patterns are looked at one by one, beyond that 2^16 random ones
 FEW_DISCORDANT = 25

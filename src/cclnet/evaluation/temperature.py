@@ -16,7 +16,7 @@ from scipy import optimize, special
 
 from cclnet.evaluation.bootstrap import Units
 from cclnet.evaluation.calibration import SMALLEST
-from cclnet.evaluation.predictions import Floats, Predictions
+from cclnet.predictions import Floats, Predictions
 
 BOUNDS = (0.01, 100.0)
 

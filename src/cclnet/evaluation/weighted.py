@@ -13,8 +13,8 @@ import numpy.typing as npt
 from scipy import sparse
 
 from cclnet.evaluation.bootstrap import Statistic
-from cclnet.evaluation.predictions import Floats, Predictions
 from cclnet.evaluation.scores import TOP_K, decisions, place_of_label
+from cclnet.predictions import Floats, Predictions
 
 BLOCKS = 250
 

@@ -38,8 +38,8 @@ import numpy as np
 from cclnet.errors import InputError
 from cclnet.evaluation.correlation import read_correlation, write_correlation
 from cclnet.evaluation.judge import judge
-from cclnet.evaluation.predictions import read_predictions, write_predictions
 from cclnet.files import write_whole
+from cclnet.predictions import read_predictions, write_predictions
 from cclnet.reproduce.experiments import Cell
 from cclnet.training.run_folder import RunFolder
 from cclnet.training.settings import Settings
@@ -104,8 +104,9 @@ def keep_result(cell: Cell, run: Path, results: Path) -> Result:
     with as_run(predictions_path(path), model, matrix, folder.split) as judged_folder:
         judged = judge(judged_folder)
     content = _content(cell, folder.read_settings(), model, folder.read_metrics(), judged)
-    write_whole(path, json.dumps(content, separators=(", ", ": "), allow_nan=False) + "\n")
-    return Result(path, content)
+    text = json.dumps(content, allow_nan=False)
+    write_whole(path, text + "\n")
+    return Result(path, json.loads(text))
 
 
 @contextmanager

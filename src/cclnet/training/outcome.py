@@ -10,8 +10,8 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from cclnet.evaluation.predictions import Predictions, write_predictions
 from cclnet.network import CCLNet, Classifier
+from cclnet.predictions import Predictions, write_predictions
 from cclnet.training.prepare import PreparedData
 from cclnet.training.run_folder import RunFolder, versions
 from cclnet.training.settings import Settings

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,7 @@ READING = (
 
 def make_fabric(settings: Settings, devices: int | None = None, accelerator: str = "auto") -> Fabric:
     """Fabric for this process. Under torchrun or SLURM the number of devices and nodes is theirs to say."""
+    _without_chatter()
     nodes = 1
     if "TORCHELASTIC_RUN_ID" in os.environ:
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -44,6 +47,14 @@ def make_fabric(settings: Settings, devices: int | None = None, accelerator: str
     precision = {"auto": auto, "32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}[settings.precision]
     strategy = "ddp" if count * nodes > 1 else "auto"
     return Fabric(accelerator=accelerator, strategy=strategy, devices=count, num_nodes=nodes, precision=precision)
+
+
+def _without_chatter() -> None:
+    """Lightning's and the compiler's advice on speed does not apply here and hides what does: matrix products in
+    training run in bf16, and testing is in full float32 on purpose."""
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+    warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
 
 
 def make_deterministic() -> None:
