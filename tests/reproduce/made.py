@@ -10,7 +10,7 @@ import numpy as np
 
 from cclnet.data.split import write_split
 from cclnet.data.table import ImageTable
-from cclnet.evaluation.predictions import Predictions, write_predictions
+from cclnet.predictions import Predictions, write_predictions
 from cclnet.reproduce.experiments import Cell, read_recipes
 from cclnet.reproduce.results import Result, keep_result
 from cclnet.training.run_folder import RunFolder

@@ -105,7 +105,8 @@ def _model(result: Result) -> dict[str, Any]:
 
 def _mean(results: Sequence[Result]) -> dict[str, Any]:
     scores = _compare({"cell": results})["methods"][0]["scores"]
-    return {name: _rounded(scores[name]) for name in METRICS if name in scores}
+    undefined = {"mean": None, "sd": None, "low": None, "high": None, "values": [None] * len(results)}
+    return {name: _rounded(scores.get(name, undefined)) for name in METRICS}  # no temperature, nothing after it
 
 
 def _compared(groups: Mapping[str, Sequence[Result]]) -> dict[str, Any]:

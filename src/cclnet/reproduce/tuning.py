@@ -49,12 +49,13 @@ def write_tuning_data(table: ImageTable, recipe: Mapping[str, Any], folder: Path
 
 def _place(table: ImageTable, row: int, folder: Path) -> str:
     """Put an image into the folder; returns its name there."""
+    name = table.names[row].replace("/", "_")
     if isinstance(table.images, np.ndarray):
-        target = folder / f"{table.names[row]}.png"
+        target = folder / f"{name}.png"
         Image.fromarray(table.images[row]).save(target)
         return target.name
     source = Path(table.images[row]).resolve()
-    target = folder / f"{table.names[row]}{source.suffix}"
+    target = folder / (name.removesuffix(source.suffix) + source.suffix)
     if not target.exists():
         try:
             os.link(source, target)

@@ -1,0 +1,47 @@
+"""What is asked for: cells, shards, and every error message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cclnet import InputError
+from cclnet.reproduce.command import Request, cells_of, parse_seeds, parse_shard
+
+
+def request(*what: str, **more: Any) -> Request:
+    return Request(what, "isic", Path("out"), Path("results"), **more)
+
+
+def test_several_tables_share_their_cells() -> None:
+    assert len(cells_of(request("table1", "table2", "figures"))) == 18 + 5 + 2
+    chosen = cells_of(request("table1", seeds=(1, 2), backbones=("resnet18",), methods=("hard", "ccl"), split="lesion"))
+    assert [cell.name for cell in chosen] == [
+        "lesion-resnet18-hard-seed1", "lesion-resnet18-ccl-seed1",
+        "lesion-resnet18-hard-seed2", "lesion-resnet18-ccl-seed2",
+    ]  # fmt: skip
+    assert {cell.split for cell in cells_of(request("tune"))} == {"tune"}
+
+
+def test_shards_share_the_cells() -> None:
+    whole = {cell.name for cell in cells_of(request("table1"))}
+    shards = [[cell.name for cell in cells_of(request("table1", shard=(i, 4)))] for i in (1, 2, 3, 4)]
+    assert sum(map(len, shards)) == 18 and set().union(*shards) == whole
+
+
+def test_what_cannot_be_asked_for() -> None:
+    with pytest.raises(InputError, match="unknown experiment 'table3'; did you mean 'table"):
+        request("table3")
+    with pytest.raises(InputError, match="backbones and methods choose among the cells of table1"):
+        request("table1", "table2", methods=("ccl",))
+    with pytest.raises(InputError, match="give the folder of the ISIC 2018 images as --data, or --smoke"):
+        Request(("table1",), "", Path("out"), Path("results"))
+    with pytest.raises(InputError, match="shard is i/n with i from 1 to n, got 5/4"):
+        request("table1", shard=(5, 4))
+    with pytest.raises(InputError, match="such as 1/4 for the first of four machines; got 'half'"):
+        parse_shard("half")
+    for text in ("zero", ""):
+        with pytest.raises(InputError, match="seeds are whole numbers separated by commas"):
+            parse_seeds(text)
