@@ -11,7 +11,6 @@ import pytest
 from made import CLASSES, RECIPES, made_result
 
 from cclnet import InputError
-from cclnet.predictions import read_predictions
 from cclnet.reproduce.experiments import Cell, read_recipes
 from cclnet.reproduce.results import differing_settings, read_results
 

@@ -35,8 +35,8 @@ from typing import Any
 
 import numpy as np
 
+from cclnet.correlation_file import read_correlation, write_correlation
 from cclnet.errors import InputError
-from cclnet.evaluation.correlation import read_correlation, write_correlation
 from cclnet.evaluation.judge import judge
 from cclnet.files import write_whole
 from cclnet.predictions import read_predictions, write_predictions
