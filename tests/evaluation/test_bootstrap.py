@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from made_predictions import SINGLE_LABEL, single_label
 from scipy import stats
 
 from cclnet.evaluation.bootstrap import Units, bootstrap, interval, units_of, units_with
 from cclnet.evaluation.scores import score
 from cclnet.evaluation.weighted import decision_statistic, ranking_statistic
 from cclnet.predictions import Predictions
+from made_predictions import SINGLE_LABEL, single_label
 
 
 def test_units_are_groups_where_known() -> None:

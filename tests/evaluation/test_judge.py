@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, given, several_labels, single_label, write_run
 
 from cclnet.errors import InputError
 from cclnet.evaluation.calibration import MEASURES, measure
@@ -15,6 +14,7 @@ from cclnet.evaluation.judge import judge
 from cclnet.evaluation.scores import PER_CLASS, score
 from cclnet.evaluation.temperature import fit_temperature
 from cclnet.predictions import Predictions, write_predictions
+from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, given, several_labels, single_label, write_run
 
 EVERY = {**SINGLE_LABEL, **{f"several labels, {name}": made for name, made in SEVERAL_LABELS.items()}}
 

@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 import pytest
-from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, given, single_label
 from sklearn import metrics
 
 from cclnet.evaluation.scores import confusion, decisions, place_of_label, score
 from cclnet.predictions import Predictions
+from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, given, single_label
 
 single = pytest.mark.parametrize("made", SINGLE_LABEL.values(), ids=SINGLE_LABEL.keys())
 several = pytest.mark.parametrize("made", SEVERAL_LABELS.values(), ids=SEVERAL_LABELS.keys())

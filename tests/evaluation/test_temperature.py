@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_predictions import given, several_labels, single_label
 from scipy import special
 
 from cclnet.evaluation.bootstrap import Units, units_of
 from cclnet.evaluation.calibration import measure
 from cclnet.evaluation.temperature import calibrate, fit_temperature, fitting_part, halves_of, with_temperature
 from cclnet.predictions import Predictions
+from made_predictions import given, several_labels, single_label
 
 
 def calibrated(images: int, seed: int = 0) -> Predictions:

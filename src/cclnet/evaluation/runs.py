@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from cclnet.correlation_file import read_correlation
 from cclnet.data.leaks import leaks
 from cclnet.errors import InputError
-from cclnet.evaluation.correlation import read_correlation
 from cclnet.predictions import Floats, Predictions, read_predictions
 
 if sys.version_info >= (3, 11):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cclnet.evaluation.correlation import read_correlation
+from cclnet.correlation_file import read_correlation
 from cclnet.files import make_folder, write_whole
 from cclnet.report.comparison_figures import differences, seed_points
 from cclnet.report.heat import HeatTable, agreement_table, soft_label_table

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cclnet.correlation_file import write_correlation
 from cclnet.errors import InputError
 from cclnet.files import write_whole
 from cclnet.training.settings import Settings, make_settings, read_settings, to_toml
@@ -67,12 +68,7 @@ class RunFolder:
         write_whole(self.model, json.dumps(description, indent=1, ensure_ascii=False) + "\n")
 
     def write_correlation(self, matrix: Tensor, classes: Sequence[str]) -> None:
-        """One row a class: its soft label distribution."""
-        import pandas as pd
-
-        frame = pd.DataFrame(matrix.double().cpu().numpy(), columns=list(classes))
-        frame.insert(0, "class", list(classes))
-        write_whole(self.correlation, frame.to_csv(index=False, float_format="%.9g"))
+        write_correlation(self.correlation, classes, matrix.double().cpu().numpy())
 
 
 def free_name(folder: Path, settings: Settings) -> Path:

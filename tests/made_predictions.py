@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cclnet.evaluation.correlation import write_correlation
+from cclnet.correlation_file import write_correlation
 from cclnet.predictions import Predictions, write_predictions
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
