@@ -36,19 +36,32 @@ IMAGES = images_of(8, 13, 17)
 FLOATS = IMAGES.float() / 255
 
 
-def on_planes(operation, images, parameter):
-    return torch.stack(operation(tuple(images.unbind(1)), parameter), dim=1)
+def on_planes(operation, images, *parameters):
+    changed = operation(tuple(images.unbind(1)), *parameters)
+    return changed if isinstance(changed, torch.Tensor) else transforms.together(changed)
+
+
+def contrast(planes, factor):
+    return transforms.contrast(planes, factor, transforms.grey(planes).mean(dim=(1, 2)))
 
 
 def test_planes_are_the_bytes_over_255():
-    torch.testing.assert_close(torch.stack(transforms.planes_of(IMAGES), dim=1), FLOATS, rtol=0, atol=1e-7)
+    torch.testing.assert_close(transforms.together(transforms.planes_of(IMAGES)), FLOATS, rtol=0, atol=1e-7)
+
+
+def test_mean_grey_is_that_of_the_brightened_image():
+    factors = torch.linspace(0, 3, 8)
+    brightened = batched(tv.adjust_brightness, FLOATS, factors)
+    expected = batched(lambda image, _: tv.rgb_to_grayscale(image).mean(), brightened, factors)
+    for images in (IMAGES, IMAGES.contiguous(memory_format=torch.channels_last)):
+        torch.testing.assert_close(transforms.mean_grey(images, factors), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
         (transforms.brightness, tv.adjust_brightness),
-        (transforms.contrast, tv.adjust_contrast),
+        (contrast, tv.adjust_contrast),
         (transforms.saturation, tv.adjust_saturation),
     ],
 )
@@ -146,6 +159,6 @@ def test_cutmix_takes_exactly_the_rectangle():
 
 def test_parameters_belong_to_their_own_image():
     factors = torch.tensor(np.linspace(0.5, 1.5, 8), dtype=torch.float32)
-    for operation in (transforms.brightness, transforms.contrast, transforms.saturation):
+    for operation in (transforms.brightness, contrast, transforms.saturation):
         alone = torch.cat([on_planes(operation, FLOATS[i : i + 1], factors[i : i + 1]) for i in range(8)])
         torch.testing.assert_close(on_planes(operation, FLOATS, factors), alone, rtol=0, atol=1e-6)

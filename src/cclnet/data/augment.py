@@ -217,7 +217,7 @@ def augment(crops: Tensor, parameters: Tensor, settings: AugmentSettings, mean: 
     if crops.is_cpu and not torch.compiler.is_compiling():
         images = _in_pieces(crops, parameters, settings, mean, std)
     else:
-        images = torch.stack(_augmented(crops, parameters, settings, mean, std), dim=-1).permute(0, 3, 1, 2)
+        images = _augmented(crops, parameters, settings, mean, std).contiguous(memory_format=torch.channels_last)
     if settings.mixes:
         drawn = Parameters(*parameters[1:].unbind(1))
         before, images = images[:-1], images[1:]
@@ -236,30 +236,31 @@ def _in_pieces(crops: Tensor, parameters: Tensor, settings: AugmentSettings, mea
     piece = max(1, 2**16 // settings.crop**2)
     for begin in range(0, len(crops), piece):
         part = slice(begin, begin + piece)
-        images[part] = torch.stack(_augmented(crops[part], parameters[part], settings, mean, std), dim=1)
+        images[part] = _augmented(crops[part], parameters[part], settings, mean, std)
     return images
 
 
 def _augmented(
     crops: Tensor, parameters: Tensor, settings: AugmentSettings, mean: Tensor, std: Tensor
-) -> list[Tensor]:
-    """Everything that happens to one image by itself: its normalised red, green and blue, [n, crop, crop] each."""
+) -> Tensor:
+    """Everything that happens to one image by itself."""
     drawn = Parameters(*parameters.unbind(1))
     images = crops.permute(0, 3, 1, 2)
     if settings.warps:
         images = _warped(images, drawn, settings)
+    if settings.contrast:  # of what brightness will make of the images; flips do not change it
+        mean_grey = transforms.mean_grey(images, drawn.brightness)
     if settings.horizontal_flip or settings.vertical_flip:
         images = transforms.flip(images, drawn.horizontal, drawn.vertical)
     planes = transforms.planes_of(images)
     if settings.brightness:
         planes = transforms.brightness(planes, drawn.brightness)
     if settings.contrast:
-        planes = transforms.contrast(planes, drawn.contrast)
+        planes = transforms.contrast(planes, drawn.contrast, mean_grey)
     if settings.saturation:
         planes = transforms.saturation(planes, drawn.saturation)
-    if settings.hue:
-        planes = transforms.hue(planes, drawn.hue)
-    return [plane.sub_(mean[i]).div_(std[i]) for i, plane in enumerate(planes)]
+    images = transforms.hue(planes, drawn.hue) if settings.hue else transforms.together(planes)
+    return images.sub_(mean[:, None, None]).div_(std[:, None, None])
 
 
 def _warped(images: Tensor, drawn: Parameters, settings: AugmentSettings) -> Tensor:

@@ -39,10 +39,26 @@ def planes_of(images: Tensor) -> Planes:
     return red, green, blue
 
 
+def together(planes: Planes) -> Tensor:
+    """Three planes as images [n, 3, h, w]; on a GPU channels last in memory, as the network takes them."""
+    return torch.stack(planes, dim=-1).permute(0, 3, 1, 2) if planes[0].is_cuda else torch.stack(planes, dim=1)
+
+
 def grey(planes: Planes) -> Tensor:
     """Brightness as the eye weighs it, [n, h, w]."""
     red, green, blue = planes
     return (red * GREY[0]).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2])
+
+
+def mean_grey(images: Tensor, factor: Tensor) -> Tensor:
+    """The mean grey [n] of uint8 images whose brightness is changed by ``factor``.
+
+    From the bytes and not from the planes: those are sums over memory in its order, six times as fast on a GPU."""
+    lines = images.permute(0, 2, 3, 1).flatten(2).float().mul_(factor[:, None, None] / 255.0).clamp_(max=1.0)
+    channel = torch.arange(3, device=images.device)
+    weights = torch.where(channel == 0, GREY[0], torch.where(channel == 1, GREY[1], GREY[2]))
+    height, width = images.shape[-2:]
+    return lines.mul_(weights.repeat(width)).sum(dim=(1, 2)) / (height * width)
 
 
 def _towards(planes: Planes, factor: Tensor, other: Tensor) -> Planes:
@@ -59,9 +75,9 @@ def brightness(planes: Planes, factor: Tensor) -> Planes:
     return red, green, blue
 
 
-def contrast(planes: Planes, factor: Tensor) -> Planes:
-    """``clamp(f x + (1 − f) mean(grey(x)))``: towards the mean grey of the image, or away from it."""
-    return _towards(planes, factor, grey(planes).mean(dim=(1, 2), keepdim=True))
+def contrast(planes: Planes, factor: Tensor, mean: Tensor) -> Planes:
+    """``clamp(f x + (1 − f) mean)``: towards the ``mean`` grey [n] of the image, or away from it."""
+    return _towards(planes, factor, mean[:, None, None])
 
 
 def saturation(planes: Planes, factor: Tensor) -> Planes:
@@ -69,8 +85,9 @@ def saturation(planes: Planes, factor: Tensor) -> Planes:
     return _towards(planes, factor, grey(planes))
 
 
-def hue(planes: Planes, shift: Tensor) -> Planes:
+def hue(planes: Planes, shift: Tensor) -> Tensor:
     """Turn the hue by ``shift`` (a fraction of the whole circle, in [−1/2, 1/2]); value and saturation stay.
+    Gives the images in one, [n, 3, h, w].
 
     With v, m the largest and smallest of red, green, blue and d = v − m, the hue in sixths of the circle is
     ``H = ±(1 + (g + b − r − m)/d)`` with the sign of g − b, and back again
@@ -83,15 +100,12 @@ def hue(planes: Planes, shift: Tensor) -> Planes:
     away = (green + blue).sub_(red).sub_(least).div_(span.clamp(min=1e-9)).add_(1.0)
     turned = torch.copysign(away, green - blue).add_(6.0 * shift[:, None, None])
     turned = turned.sub_((turned / 6.0).floor_(), alpha=6.0)
-
-    def coloured(strength: Tensor) -> Tensor:
-        return strength.clamp_(0.0, 1.0).mul_(span).add_(least)
-
-    return (
-        coloured((turned - 3.0).abs_().sub_(1.0)),
-        coloured((turned - 2.0).abs_().neg_().add_(2.0)),
-        coloured((turned - 4.0).abs_().neg_().add_(2.0)),
-    )
+    # The three formulas as one with coefficients, so that compiled code computes one of them for each value.
+    channel = torch.arange(3, device=shift.device)[:, None, None]
+    is_red = channel == 0
+    middle, slope, top = torch.where(is_red, 3, 2 * channel), torch.where(is_red, 1, -1), torch.where(is_red, -1, 2)
+    strength = (turned[:, None] - middle).abs_().mul_(slope).add_(top).clamp_(0.0, 1.0)
+    return strength.mul_(span[:, None]).add_(least[:, None])
 
 
 def rotate(
