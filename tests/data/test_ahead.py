@@ -48,5 +48,9 @@ def test_threads_end_when_batches_are_not_taken_to_the_end():
 
 def test_threads_leave_the_cores_to_the_training():
     before = torch.get_num_threads()
-    threads = [made for (made,) in ahead(lambda step: (torch.get_num_threads(),), range(4), workers=2)]
-    assert threads == [1] * 4 and torch.get_num_threads() == before
+    torch.set_num_threads(2)
+    try:
+        threads = [made for (made,) in ahead(lambda step: (torch.get_num_threads(),), range(4), workers=2)]
+        assert threads == [1] * 4 and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -103,6 +103,7 @@ def test_mixing_uses_the_image_before_and_gives_one_image_less():
         expected = drawn.share[i] * plain[i] + (1 - drawn.share[i]) * plain[i - 1]
         expected[:, area[0], area[1]] = plain[i - 1][:, area[0], area[1]]
         torch.testing.assert_close(mixed[i - 1].double(), expected.double(), rtol=0, atol=1e-5)
+        assert drawn.share[i] == 1 or area[0].start == area[0].stop  # one of the two
         kinds.add("mixup" if drawn.share[i] < 1 else "cutmix")
     assert kinds == {"mixup", "cutmix"}
 
@@ -156,6 +157,8 @@ def test_resized_boxes_have_the_asked_area_and_ratio_or_the_middle_of_a_long_ima
     assert 0.74 < ratio.min() < 0.77 and 1.30 < ratio.max() < 1.35
     long = drawn_for(AugmentSettings(crop=8, resized_crop=(1.0, 1.0)), 5, 30, 300)  # no such box fits
     assert set(long.height) == {30} and set(long.width) == {40} and set(long.left) == {130}
+    tall = drawn_for(AugmentSettings(crop=8, resized_crop=(1.0, 1.0)), 5, 300, 30)
+    assert set(tall.width) == {30} and set(tall.height) == {40} and set(tall.top) == {130}
 
 
 def test_a_rank_draws_what_the_whole_batch_drew():

@@ -44,18 +44,15 @@ def _inline(make: Callable[[int], Made], steps: range) -> Iterator[Made]:
 
 def _by_threads(make: Callable[[int], Made], steps: range, workers: int) -> Iterator[Made]:
     waiting: deque[Future[Made]] = deque()
-    # One of torch's own threads each: they make different batches, and the cores belong to the training.
+    # One of torch's own threads each: they make different batches, and the cores belong to the training. Leaving
+    # (at the end, or where batches are not taken to the end) waits for the few that are being made.
     with ThreadPoolExecutor(workers, "ahead", initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        try:
-            for step in steps:
-                waiting.append(pool.submit(make, step))
-                if len(waiting) > workers:
-                    yield waiting.popleft().result()
-            while waiting:
+        for step in steps:
+            waiting.append(pool.submit(make, step))
+            if len(waiting) > workers:
                 yield waiting.popleft().result()
-        finally:  # also where the batches are not taken to the end
-            for future in waiting:
-                future.cancel()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _on_stream(
