@@ -111,13 +111,17 @@ class CCLHead(nn.Module):
         """Apply the freeze rule; call it once after each epoch. Returns what is worth logging."""
         softness = self.softness().double()
         if not self.frozen_flag:
-            dropped = softness < self.best_softness
-            self.stale_epochs.copy_(torch.where(dropped, 0, self.stale_epochs + 1))
-            self.best_softness.copy_(torch.minimum(softness, self.best_softness))
-            if self.patience is not None and self.stale_epochs >= self.patience:
-                self.held_dictionary.copy_(self.live_dictionary)
-                self.frozen_flag.fill_(True)
+            self._watch(softness)
         return {"softness": float(softness), "frozen": float(self.frozen_flag)}
+
+    def _watch(self, softness: Tensor) -> None:
+        """The freeze rule, for one epoch of a dictionary that is still free."""
+        dropped = softness < self.best_softness
+        self.stale_epochs.copy_(torch.where(dropped, 0, self.stale_epochs + 1))
+        self.best_softness.copy_(torch.minimum(softness, self.best_softness))
+        if self.patience is not None and self.stale_epochs >= self.patience:
+            self.held_dictionary.copy_(self.live_dictionary)
+            self.frozen_flag.fill_(True)
 
 
 def _embedding(widths: Sequence[int]) -> nn.Sequential:

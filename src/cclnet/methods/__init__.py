@@ -11,6 +11,8 @@ from typing import Any
 from cclnet.errors import InputError, unknown
 from cclnet.methods.base import Classes, Loss, Method
 from cclnet.methods.ccl import CCL
+from cclnet.methods.ccl_balanced import CCLBalanced
+from cclnet.methods.ccl_centroid import CCLCentroid
 from cclnet.methods.confidence_penalty import ConfidencePenalty
 from cclnet.methods.focal import Focal
 from cclnet.methods.hard import Hard
@@ -26,6 +28,8 @@ __all__ = ["METHODS", "Classes", "Loss", "Method", "build_method", "method_card"
 
 METHODS: dict[str, Callable[..., Method]] = {
     "ccl": CCL,
+    "ccl-balanced": CCLBalanced,
+    "ccl-centroid": CCLCentroid,
     "hard": Hard,
     "lsr": LSR,
     # The four rows of the paper's Table 1; .5228 is where CCL on seven classes collapses to.

@@ -1,0 +1,208 @@
+"""CCL without a dictionary to train: classes resemble each other as the means of their features do."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from cclnet import functional
+from cclnet.errors import InputError
+from cclnet.head import check_batch
+from cclnet.methods.base import Classes, Loss, Method
+
+SHRINKAGE = 0.05  # of the spread within classes towards a round one: directions that never vary must not decide
+NEAREST = 1e-3  # two classes with the same mean stay two classes, at this share of the mean distance
+HALVINGS = 60  # of the interval in which the temperature lies: all digits of float64
+
+
+class CCLCentroid(Method):
+    """``L = CE(q, y) + w KL(p_y ‖ q)``, ``p = softmax(−d / T)``: d are the distances between the mean features of the
+    classes, measured against the spread within them, and T is solved so that p has the softness asked for.
+
+    Every training step adds its unit features to the moments of the epoch, without gradient; ``end_epoch()`` makes
+    the soft labels of the next epoch of them. In the first epoch, and for a class that was never seen, the label is
+    uniformly smoothed at the same softness.
+
+    All state is in buffers, so a run that is resumed in mid-epoch goes on as if it had not stopped. It is the same
+    on every process: each batch's share is summed at once, because distributed data parallel overwrites buffers with
+    those of process 0 at every step.
+    """
+
+    moments: Tensor
+    class_weights: Tensor
+    distance_sum: Tensor
+    distance_weight: Tensor
+    most_structure: Tensor
+    frozen_flag: Tensor
+    table: Tensor
+
+    def __init__(
+        self,
+        classes: Classes,
+        softness: float = 0.8,
+        memory: float = 0.8,
+        hold: float = 0.3,
+        whiten: bool = True,
+        centre: bool = False,
+        kl_weight: float = 1.0,
+    ) -> None:
+        super().__init__(classes)
+        size = classes.num_classes
+        _check_settings(size, softness, memory, hold, kl_weight)
+        self.softness, self.memory, self.hold, self.kl_weight = softness, memory, hold, kl_weight
+        self.whiten, self.centre = whiten, centre
+        # Every class has the same say in the spread within classes, where it is known how many images each has.
+        shares = torch.ones(size, dtype=torch.float64) if classes.counts is None else size * classes.prior()
+        self.register_buffer("class_weights", 1.0 / shares.clamp(min=1e-12), persistent=False)
+        width = size + classes.in_features + 1
+        self.register_buffer("moments", torch.zeros(width, width, dtype=torch.float64))
+        self.register_buffer("distance_sum", torch.zeros(size, size, dtype=torch.float64))
+        self.register_buffer("distance_weight", torch.zeros(size, size, dtype=torch.float64))
+        self.register_buffer("most_structure", torch.tensor(0.0, dtype=torch.float64))
+        self.register_buffer("frozen_flag", torch.tensor(False))
+        self.register_buffer("table", labels_at_softness(self.distance_sum, self.distance_weight, softness))
+
+    def forward(
+        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
+    ) -> Loss:
+        check_batch(features, labels, self.classes.in_features, self.classes.num_classes)
+        if self.training:
+            self.remember(features.detach(), labels)
+        table = self.table.to(torch.promote_types(logits.dtype, torch.float32))
+        target = functional.rows_of(table, labels)
+        return Loss.of(
+            cross_entropy=functional.cross_entropy(logits, labels, weight),
+            kl=self.kl_weight * functional.kl_to_target(logits, target, weight),
+        )
+
+    @torch.no_grad()
+    def remember(self, features: Tensor, labels: Tensor) -> None:
+        """Add a batch to the moments of the epoch. Sample weights do not count here."""
+        moments = batch_moments(features, labels, self.class_weights)
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(moments)
+        self.moments.add_(moments)
+
+    def soft_labels(self) -> Tensor:
+        """The label distributions in use, [K, K] float64."""
+        return self.table.clone()
+
+    @torch.no_grad()
+    def end_epoch(self) -> dict[str, float]:
+        """Take the epoch's distances into the running mean, solve the soft labels of it, begin again."""
+        distance, known = class_distances(self.moments, self.classes.num_classes, self.whiten, self.centre)
+        self.moments.zero_()
+        structure = _structure(distance, known)
+        self.most_structure.copy_(torch.maximum(structure, self.most_structure))
+        # Features that have collapsed hold all classes equally far apart: what was known before is then held.
+        self.frozen_flag.logical_or_(known.any() & (structure < self.hold * self.most_structure))
+        news = known & ~self.frozen_flag
+        for running, new in ((self.distance_sum, distance), (self.distance_weight, torch.ones_like(distance))):
+            running.copy_(torch.where(news, self.memory * running + new, running))
+        self.table.copy_(labels_at_softness(self.distance_sum, self.distance_weight, self.softness))
+        return {
+            "softness": float(functional.softness(self.table)),
+            "structure": float(structure),
+            "frozen": float(self.frozen_flag),
+        }
+
+
+def _check_settings(size: int, softness: float, memory: float, hold: float, kl_weight: float) -> None:
+    if not 1.0 / size < softness < 1.0:
+        raise InputError(
+            f"softness, the mean probability of the own class, must lie between 1/{size} (an even guess) and 1 (hard "
+            f"labels), got {softness}. Usual is 0.6 to 0.9."
+        )
+    if not 0.0 <= memory <= 1.0:
+        raise InputError(
+            f"memory, what an epoch's distances keep of their weight with each later epoch, must lie in [0, 1], got "
+            f"{memory}. 0 is the last epoch alone, 1 the mean of all; usual is 0.8."
+        )
+    if not 0.0 <= hold < 1.0:
+        raise InputError(
+            f"hold, the share of its most at which structure counts as lost, must lie in [0, 1), got {hold}. "
+            "0 never holds; usual is 0.3."
+        )
+    if not 0.0 <= kl_weight < math.inf:
+        raise InputError(f"kl_weight must not be negative, got {kl_weight}. The paper has 1.")
+
+
+@functional.full_precision
+def batch_moments(features: Tensor, labels: Tensor, class_weights: Tensor) -> Tensor:
+    """All that is kept of a batch, as one matrix: ``Σ_i w_i a_i a_iᵀ`` with a_i = (label, unit feature, 1) of image i
+    and w_i the weight of its class. [N, F] → [K + F + 1, K + F + 1] float64 (in which no GPU rounds a product to
+    fewer digits). It holds the classes' weights, the sums of their features, and the features' second moments.
+
+    >>> batch_moments(torch.tensor([[3.0, 4.0]]), torch.tensor([1]), torch.ones(2))[1, 2:]
+    tensor([0.6000, 0.8000, 1.0000], dtype=torch.float64)
+    """
+    own = torch.eye(len(class_weights), dtype=torch.float64, device=features.device)
+    labels = functional.rows_of(own, labels)
+    unit = F.normalize(features.double(), dim=1)
+    rows = torch.cat([labels, unit, torch.ones_like(unit[:, :1])], dim=1)
+    return (rows * (labels @ class_weights.double())[:, None]).mT @ rows
+
+
+def class_distances(
+    moments: Tensor, num_classes: int, whiten: bool = True, centre: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Squared distances between the mean features of the classes, divided by their mean, [K, K] float64, and
+    which of them are known, [K, K] bool: those between two different classes that were both seen.
+
+    ``whiten`` measures them against the spread within the classes, as Mahalanobis did: what varies much inside a class
+    separates two classes less. ``centre`` compares directions from the mean of the classes instead of places.
+    """
+    weight = moments[:num_classes, -1]
+    seen = weight > 0
+    means = moments[:num_classes, num_classes:-1] / weight.masked_fill(~seen, 1.0)[:, None]
+    if whiten:
+        second = moments[num_classes:-1, num_classes:-1]
+        within = (second - (means * weight[:, None]).mT @ means) / weight.sum().clamp(min=1e-12)
+        round_part = (SHRINKAGE * within.diagonal().mean()).clamp(min=1e-9)
+        factor = torch.linalg.cholesky(within + torch.diag(round_part.expand(len(within))))
+        means = torch.linalg.solve_triangular(factor, means.mT, upper=False).mT
+    if centre:
+        means = means - (means * seen[:, None]).sum(dim=0) / seen.sum().clamp(min=1)
+        means = F.normalize(means, dim=1)
+    distance = (means[:, None] - means[None]).square().sum(dim=2)
+    known = (seen[:, None] & seen[None]).fill_diagonal_(False)
+    mean = (distance * known).sum() / known.sum().clamp(min=1)
+    return distance / torch.where(mean > 0, mean, 1.0), known
+
+
+def _structure(distance: Tensor, known: Tensor) -> Tensor:
+    """Standard deviation of the known distances, whose mean is one: 0 where all classes are equally far apart."""
+    return (((distance - 1.0).square() * known).sum() / known.sum().clamp(min=1)).sqrt()
+
+
+def labels_at_softness(distance_sum: Tensor, distance_weight: Tensor, softness: float) -> Tensor:
+    """``softmax(−d / T)`` of mean distances d with the T that gives a mean diagonal of ``softness``: [K, K].
+
+    A distance of weight 0 is not known and counts as 1, the mean. The row of a class without any known one is label
+    smoothing: ``softness`` for itself, the rest evenly. Softness falls as T grows, so T is found by halving.
+
+    >>> labels_at_softness(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.ones(2, 2), 0.75)
+    tensor([[0.7500, 0.2500],
+            [0.2500, 0.7500]])
+    """
+    size = len(distance_sum)
+    own = torch.eye(size, dtype=torch.bool, device=distance_sum.device)
+    known = (distance_weight > 0) & ~own
+    distance = torch.where(known, distance_sum / distance_weight.masked_fill(~known, 1.0), 1.0)
+    distance = distance.clamp(min=NEAREST).masked_fill(own, 0.0)
+    smoothed = torch.full_like(distance, (1.0 - softness) / (size - 1)).masked_fill(own, softness)
+    has_place = known.any(dim=1, keepdim=True)
+
+    def at(log_temperature: Tensor) -> Tensor:
+        return torch.where(has_place, torch.softmax(-distance / log_temperature.exp(), dim=1), smoothed)
+
+    low, high = distance.new_tensor(-20.0), distance.new_tensor(20.0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2.0
+        too_hard = functional.softness(at(middle)) > softness
+        low, high = torch.where(too_hard, middle, low), torch.where(too_hard, high, middle)
+    return at((low + high) / 2.0)
