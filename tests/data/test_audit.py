@@ -117,6 +117,12 @@ def test_groups_on_two_sides_of_given_parts(table, look):
     ]
 
 
+def test_images_without_a_group_have_none_in_common(table, look):
+    groups = table.groups.copy()
+    groups[[0, 1, 16, 17, 20]] = ""
+    assert look(replace(table, groups=groups)) == []
+
+
 def test_groups_on_two_sides_of_a_split_by_class_are_counted_by_class(table, tmp_path):
     table = replace(table, parts=None)
     found = audit(table, SplitSettings(by="class", val=0.25), 32, tmp_path / "cache", workers=1, progress=False)
@@ -160,7 +166,7 @@ def test_sizes_out_of_line_and_blank_images(table, look):
 
 def test_several_usual_sizes_are_not_out_of_line(table, look):
     for row in range(0, 40, 2):
-        picture(row, size=(192, 144)).save(table.images[row])
+        picture(row, size=(320, 240)).save(table.images[row])
     assert look(table) == []
 
 

@@ -181,6 +181,21 @@ def test_only_a_changed_file_is_decoded_again(table, cache, read_files):
     assert read_files == [table.names[3]]
 
 
+def test_a_file_of_another_size_is_decoded_again_even_if_it_keeps_its_time(table, cache):
+    decode(table, 32, cache, workers=1, progress=False)
+    before = table.images[0].stat()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 50, 3), dtype=np.uint8)).save(table.images[0])
+    os.utime(table.images[0], ns=(before.st_mtime_ns, before.st_mtime_ns))
+    assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+
+
+def test_pixels_that_another_run_is_just_adding_are_left_out(table, cache):
+    size = len(decode(table, 32, cache, workers=1, progress=False).pixels)
+    with next(cache.rglob("pixels-*.bin")).open("ab") as file:
+        file.write(b"half an image")
+    assert len(decode(table, 32, cache, workers=1, progress=False).pixels) == size
+
+
 def test_the_short_side_has_a_cache_of_its_own(table, cache, read_files):
     decode(table, 32, cache, workers=1, progress=False)
     assert_right(decode(table, 16, cache, workers=1, progress=False), table, 16)
@@ -326,6 +341,11 @@ def wait_until(condition, process: subprocess.Popen, seconds: float = 60) -> Non
         time.sleep(0.005)
 
 
+def kill(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()  # not for the end of its output, which workers that live on would hold open
+
+
 def test_a_program_without_main_guard_can_use_processes(tmp_path, table, cache):
     process = start(tmp_path, table, cache)
     out, errors = process.communicate(timeout=60)
@@ -342,8 +362,7 @@ def test_killed_and_gone_on(tmp_path, cache, read_files, saved):
         wait_until(lambda: any(cache.rglob("progress.npz")), process)
     else:
         wait_until(lambda: any(path.stat().st_size > 0 for path in cache.rglob("pixels-*.bin")), process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    kill(process)
     assert "index.npz" not in files_below(cache)
     images = decode(table, 32, cache, workers=1, progress=False)  # waits for the workers of the other to be gone
     assert_right(images, table)
@@ -357,8 +376,7 @@ def test_workers_of_a_killed_run_end_with_it(tmp_path, table, cache):
     wait_until((tmp_path / "log").exists, process)
     workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(workers) == 2
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    kill(process)
     limit = time.monotonic() + 10
     while any(
         Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in workers
@@ -370,9 +388,17 @@ def test_workers_of_a_killed_run_end_with_it(tmp_path, table, cache):
 def test_two_runs_at_once_decode_each_image_once(tmp_path, cache):
     draw(tmp_path / "images", 80)
     table = table_of(tmp_path / "images")
-    both = [start(tmp_path, table, cache, log=f"log{i}", pause=0.005) for i in range(2)]
+    together = """
+        log.with_suffix(".ready").touch()
+        while not (log.parent / "go").exists():
+            time.sleep(0.001)
+    """
+    both = [start(tmp_path, table, cache, log=f"log{i}", pause=0.01, more=together) for i in range(2)]
+    for i, process in enumerate(both):
+        wait_until((tmp_path / f"log{i}.ready").exists, process)
+    (tmp_path / "go").touch()
     assert [process.communicate(timeout=60)[0] for process in both] == ["whole\n", "whole\n"]
-    names = [name for log in tmp_path.glob("log*") for name in log.read_text().split()]
+    names = [name for log in tmp_path.glob("log?") for name in log.read_text().split()]
     assert sorted(names) == sorted(table.names)
     assert_right(decode(table, 32, cache, workers=1, progress=False), table)
 

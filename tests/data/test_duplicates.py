@@ -69,6 +69,16 @@ def test_pairs_are_those_of_a_search_over_all(limit):
     np.testing.assert_array_equal(differing, everything[tuple(expected.T)])
 
 
+@pytest.mark.parametrize("first", [0, 100, BITS - NEAR])
+def test_bits_that_differ_side_by_side_are_found_too(first):
+    bits = np.random.default_rng(0).integers(0, 2, (2, BITS), dtype=np.uint8)
+    bits[1] = bits[0]
+    bits[1, first : first + NEAR] ^= 1
+    pairs, differing = near_pairs(np.packbits(bits, axis=1).view(np.uint64))
+    assert pairs.tolist() == [[0, 1]]
+    assert differing.tolist() == [NEAR]
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_no_pairs_among_none_or_one(count):
     pairs, differing = near_pairs(np.zeros((count, 4), np.uint64))
