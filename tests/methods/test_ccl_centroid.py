@@ -1,0 +1,318 @@
+"""Soft labels from class means: the closed forms, the state, the same on several processes, and the compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.parallel import DistributedDataParallel
+
+from cclnet import CCLNet, InputError, build_method, functional
+from cclnet.methods import Classes
+from cclnet.methods.ccl_centroid import (
+    SHRINKAGE,
+    CCLCentroid,
+    batch_moments,
+    class_distances,
+    labels_at_softness,
+)
+
+K, WIDTH = 4, 6
+OFF = ~torch.eye(K, dtype=torch.bool)
+
+
+def fresh(counts: tuple[int, ...] | None = None, **chosen: object) -> CCLCentroid:
+    method = build_method("ccl-centroid", Classes(K, WIDTH, counts), chosen)
+    assert isinstance(method, CCLCentroid)
+    return method
+
+
+def batch(count: int = 40, classes: int = K, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % classes
+    places = torch.randn(K, WIDTH, generator=torch.Generator().manual_seed(99))
+    features = 2.0 * places[labels] + torch.randn(count, WIDTH, generator=generator)
+    return features, torch.randn(count, K, generator=generator), labels
+
+
+def distances_by_hand(features: torch.Tensor, labels: torch.Tensor, each_class_alike: bool) -> torch.Tensor:
+    """Mahalanobis distances of plain class means, with the covariance of each class from its own images."""
+    unit = features.double() / features.double().norm(dim=1, keepdim=True)
+    means = torch.stack([unit[labels == k].mean(dim=0) for k in range(K)])
+    covariances = [torch.cov(unit[labels == k].T, correction=0) for k in range(K)]
+    shares = [1 / K if each_class_alike else float((labels == k).double().mean()) for k in range(K)]
+    within = sum(share * covariance for share, covariance in zip(shares, covariances, strict=True))
+    within = within + SHRINKAGE * within.diagonal().mean() * torch.eye(WIDTH, dtype=torch.float64)
+    inverse = torch.linalg.inv(within)
+    gaps = means[:, None] - means[None]
+    distance = torch.einsum("ijd,de,ije->ij", gaps, inverse, gaps)
+    return distance / distance[OFF].mean()
+
+
+@pytest.mark.parametrize("counts_known", [False, True])
+def test_distances_are_those_of_plain_class_means(counts_known: bool) -> None:
+    features, logits, _ = batch(60)
+    labels = torch.tensor([0] * 30 + [1] * 15 + [2] * 10 + [3] * 5)
+    method = fresh((30, 15, 10, 5) if counts_known else None)
+    for part in (slice(0, 7), slice(7, 33), slice(33, 60)):  # however the epoch is cut into batches
+        method(features[part], logits[part], labels[part])
+    method.end_epoch()
+    expected = distances_by_hand(features, labels, each_class_alike=counts_known)
+    torch.testing.assert_close(method.distance_sum[OFF], expected[OFF])
+    # One temperature for all pairs: log(own / other) is proportional to the distance.
+    table = method.soft_labels()
+    slopes = ((table.diagonal()[:, None] / table).log() / expected.masked_fill(~OFF, 1.0))[OFF]
+    torch.testing.assert_close(slopes, slopes[:1].expand(len(slopes)))
+
+
+def test_plain_and_centred_distances() -> None:
+    features, _, labels = batch()
+    unit = F.normalize(features.double(), dim=1)
+    means = torch.stack([unit[labels == k].mean(dim=0) for k in range(K)])
+    moments = batch_moments(features, labels, torch.ones(K))
+    plain, known = class_distances(moments, K, whiten=False)
+    expected = (means[:, None] - means[None]).square().sum(dim=2)
+    torch.testing.assert_close(plain, expected / expected[OFF].mean())
+    assert torch.equal(known, OFF)
+    centred, _ = class_distances(moments, K, whiten=False, centre=True)
+    expected = functional.dictionary_distance(means - means.mean(dim=0))
+    torch.testing.assert_close(centred, expected / expected[OFF].mean())
+
+
+@pytest.mark.parametrize("softness", [0.3, 0.55, 0.8, 0.99])
+def test_softness_is_what_was_asked_for(softness: float) -> None:
+    method = fresh(softness=softness)
+    for epoch in range(3):
+        table = method.soft_labels()
+        assert float(functional.softness(table)) == pytest.approx(softness, abs=1e-9)
+        torch.testing.assert_close(table.sum(dim=1), torch.ones(K, dtype=torch.float64))
+        assert torch.equal(table.argmax(dim=1), torch.arange(K))
+        method(*batch(seed=epoch))
+        assert method.end_epoch()["softness"] == pytest.approx(softness, abs=1e-9)
+    assert float(table[OFF].std()) > 1e-4  # and it is not uniform smoothing any more
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(2, 9), st.floats(0.01, 0.98), st.floats(1e-3, 1e3), st.integers(0, 10**6), st.floats(0.0, 1.0)
+)
+def test_labels_at_softness(size: int, above: float, scale: float, seed: int, equal: float) -> None:
+    """Any symmetric distances, equal classes included, once their mean is one; and their scale does not matter."""
+    softness = 1 / size + above * (1 - 1 / size)
+    distance = torch.rand(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.01
+    distance = torch.where(distance < equal, 0.0, distance + distance.T)
+    distance = distance / distance.mean().clamp(min=1e-6)
+    table = labels_at_softness(distance, torch.ones_like(distance), softness)
+    assert float(functional.softness(table)) == pytest.approx(softness, abs=1e-6)
+    torch.testing.assert_close(table.sum(dim=1), torch.ones(size, dtype=torch.float64))
+    assert bool((table.diagonal()[:, None] >= table).all())
+    # a mean of several epochs is the same mean
+    again = labels_at_softness(scale * distance, torch.full_like(distance, scale), softness)
+    torch.testing.assert_close(again, table, atol=1e-6, rtol=1e-5)
+
+
+def test_the_length_of_features_does_not_matter() -> None:
+    features, logits, labels = batch()
+    one, other = fresh(), fresh()
+    one(features, logits, labels)
+    other(features * torch.logspace(-3, 3, len(features))[:, None], logits, labels)
+    one.end_epoch(), other.end_epoch()
+    torch.testing.assert_close(one.soft_labels(), other.soft_labels(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_class_not_yet_seen_has_a_smoothed_row() -> None:
+    method = fresh(softness=0.7)
+    smoothed = torch.full((K, K), 0.1, dtype=torch.float64).masked_fill(~OFF, 0.7)
+    torch.testing.assert_close(method.soft_labels(), smoothed)  # before anything was seen
+    method(*batch(classes=3))
+    method.end_epoch()
+    table = method.soft_labels()
+    torch.testing.assert_close(table[3], smoothed[3])
+    assert float(functional.softness(table)) == pytest.approx(0.7, abs=1e-9)
+    assert float((table[0, 1:3] - smoothed[0, 1:3]).abs().max()) > 1e-3 and bool((table[:3, 3] > 0).all())
+    method.end_epoch()  # an epoch without images changes nothing
+    torch.testing.assert_close(method.soft_labels(), table)
+    method(*batch())
+    method.end_epoch()
+    assert float(method.soft_labels()[3, :3].std()) > 1e-3
+
+
+@pytest.mark.parametrize("features", [torch.zeros(8, WIDTH), torch.ones(8, WIDTH)])
+def test_features_that_know_nothing_give_smoothed_labels(features: torch.Tensor) -> None:
+    method = fresh(softness=0.7)
+    method(features, torch.zeros(8, K), torch.arange(8) % K)
+    method.end_epoch()
+    expected = torch.full((K, K), 0.1, dtype=torch.float64).masked_fill(~OFF, 0.7)
+    torch.testing.assert_close(method.soft_labels(), expected)
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.5, 1.0])
+def test_memory_averages_the_distances_of_epochs(memory: float) -> None:
+    method = fresh(memory=memory)
+    total, weight = torch.zeros(K, K, dtype=torch.float64), 0.0
+    for epoch in range(3):
+        features, logits, labels = batch(seed=epoch)
+        method(features, logits, labels)
+        method.end_epoch()
+        total = memory * total + distances_by_hand(features, labels, each_class_alike=False)
+        weight = memory * weight + 1.0
+    torch.testing.assert_close((method.distance_sum / method.distance_weight)[OFF], (total / weight)[OFF])
+
+
+def simplex(noise: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Features that have collapsed: all classes at right angles, and hardly any spread."""
+    labels = torch.arange(400) % K
+    return F.one_hot(labels, WIDTH) + noise * torch.randn(400, WIDTH), torch.zeros(400, K), labels
+
+
+def test_labels_are_held_once_structure_is_lost() -> None:
+    method, never = fresh(hold=0.3), fresh(hold=0.0)
+    for one in (method, never):
+        one(*batch())
+        assert one.end_epoch()["frozen"] == 0.0
+    before = method.soft_labels()
+    for one in (method, never):
+        one(*simplex(0.1))
+    assert method.end_epoch()["frozen"] == 1.0 and never.end_epoch()["frozen"] == 0.0
+    assert torch.equal(method.soft_labels(), before) and not torch.allclose(never.soft_labels(), before, atol=1e-4)
+    method(*batch(seed=5))
+    assert method.end_epoch()["frozen"] == 1.0  # for good
+    assert torch.equal(method.soft_labels(), before)
+
+
+def test_loss_and_gradients() -> None:
+    method = fresh(kl_weight=0.5)
+    method(*batch())
+    method.end_epoch()
+    features, logits, labels = batch(seed=1)
+    features.requires_grad_(), logits.requires_grad_()
+    loss = method(features, logits, labels)
+    target = method.soft_labels().float()[labels]
+    torch.testing.assert_close(loss.terms["cross_entropy"], F.cross_entropy(logits, labels))
+    torch.testing.assert_close(loss.terms["kl"], 0.5 * functional.kl_to_target(logits, target))
+    loss.total.backward()
+    assert features.grad is None and float(logits.grad.abs().sum()) > 0
+    assert not list(method.parameters()) and not method.soft_labels().requires_grad
+
+
+def test_mixed_images_count_for_each_class_by_its_share() -> None:
+    features, _, labels = batch(8)
+    shares = 0.25 * F.one_hot(labels, K) + 0.75 * F.one_hot(labels.roll(1), K)
+    moments = batch_moments(features, shares.double(), torch.ones(K))
+    unit = F.normalize(features.double(), dim=1)
+    torch.testing.assert_close(moments[:K, K:-1], shares.double().T @ unit)
+    torch.testing.assert_close(moments[:K, -1], shares.double().sum(dim=0))
+
+
+def test_only_training_counts_and_sample_weights_do_not() -> None:
+    method, weighed = fresh(), fresh()
+    features, logits, labels = batch()
+    method(features, logits, labels)
+    weighed(features, logits, labels, torch.rand(40))
+    method.eval()(-features, logits, labels)
+    assert torch.equal(method.moments, weighed.moments)
+
+
+def test_a_run_resumed_in_mid_epoch_is_the_same_run(tmp_path: Path) -> None:
+    straight, resumed = fresh(), fresh()
+    for epoch in range(3):
+        for half in range(2):
+            straight(*batch(seed=2 * epoch + half))
+            resumed(*batch(seed=2 * epoch + half))
+            torch.save(resumed.state_dict(), tmp_path / "state.pt")
+            resumed = fresh()
+            resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+            assert torch.equal(straight.soft_labels(), resumed.soft_labels())
+        assert straight.end_epoch() == resumed.end_epoch()
+    assert torch.equal(straight.soft_labels(), resumed.soft_labels())
+
+
+def test_compiles_as_one_graph() -> None:
+    plain, compiled = fresh(), fresh()
+    step = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+    for epoch in range(2):
+        for seed in (2 * epoch, 2 * epoch + 1):
+            torch.testing.assert_close(step(*batch(seed=seed)).total, plain(*batch(seed=seed)).total)
+        plain.end_epoch(), compiled.end_epoch()
+    torch.testing.assert_close(compiled.soft_labels(), plain.soft_labels())
+    assert float(compiled.soft_labels()[OFF].std()) > 1e-4
+
+
+def test_autocast_does_not_reach_the_moments() -> None:
+    features, _, labels = batch()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = batch_moments(features, labels, torch.ones(K))
+    assert torch.equal(half, batch_moments(features, labels, torch.ones(K)))
+
+
+def small_network() -> CCLNet:
+    torch.manual_seed(3)
+    network = CCLNet(torch.nn.Linear(5, WIDTH), K, "ccl-centroid", feature_width=WIDTH, class_counts=(8, 9, 7, 8))
+    return network.double()
+
+
+def images_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(8, 5, dtype=torch.float64, generator=generator), torch.arange(8) % K
+
+
+def one_of_two_processes(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    network = small_network()
+    wrapped = DistributedDataParallel(network)  # with its default, which overwrites buffers at every step
+    for step in range(4):
+        images, labels = images_of(step)
+        mine = slice(4 * rank, 4 * rank + 4)
+        wrapped(images[mine], labels[mine]).total.backward()
+    moments = network.method.moments.clone()
+    network.method.end_epoch()
+    torch.save({"moments": moments, "table": network.soft_labels()}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_have_the_labels_of_one(tmp_path: Path) -> None:
+    mp.spawn(one_of_two_processes, (str(tmp_path),), nprocs=2)
+    network = small_network()
+    for step in range(4):
+        network(*images_of(step))
+    alone = network.method.moments.clone()
+    network.method.end_epoch()
+    for rank in range(2):
+        saved = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        torch.testing.assert_close(saved["moments"], alone)
+        torch.testing.assert_close(saved["table"], network.soft_labels())
+
+
+def test_nothing_of_it_is_shipped() -> None:
+    network, hard = small_network(), CCLNet(torch.nn.Linear(5, WIDTH), K, "hard", feature_width=WIDTH)
+    assert set(network.export_state()) == set(hard.export_state())
+    assert len(network.param_groups()) == 1
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ({"softness": 1.0}, r"softness, .* between 1/4 .* got 1.0"),
+        ({"softness": 0.25}, r"softness, .* got 0.25"),
+        ({"memory": 1.1}, r"memory, .* \[0, 1\], got 1.1"),
+        ({"hold": 1.0}, r"hold, .* \[0, 1\), got 1.0"),
+        ({"kl_weight": -1.0}, "kl_weight must not be negative"),
+    ],
+)
+def test_settings_that_make_no_sense(chosen: dict, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        fresh(**chosen)
+
+
+def test_batches_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match=r"shape \[N, 6\]"):
+        fresh()(torch.zeros(3, 5), torch.zeros(3, K), torch.tensor([0, 1, 2]))
+    with pytest.raises(InputError, match="0 … 3 for 4 classes"):
+        fresh()(torch.zeros(3, WIDTH), torch.zeros(3, K), torch.tensor([0, 1, 4]))
