@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cclnet.data import decode as decode_module
 from cclnet.data import fill as fill_module
 from cclnet.data import parallel
 from cclnet.data.decode import DecodedImages, decode, decode_readable
@@ -60,7 +61,7 @@ def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(Path(path).name)
         return read_resized(path, short_side)
 
-    monkeypatch.setattr(fill_module, "read_resized", counted)
+    monkeypatch.setattr(decode_module, "read_resized", counted)
     return names
 
 
@@ -129,6 +130,20 @@ def test_arrays_are_taken_as_they_are_when_they_fit():
     assert larger.image(2).shape == (16, 20, 3)
     expected = Image.fromarray(array[2]).resize((20, 16), Image.Resampling.BICUBIC)
     assert (larger.image(2) == np.asarray(expected)).all()
+
+
+@pytest.mark.parametrize("shape", [(6, 8, 10), (6, 8, 10, 3)])
+def test_arrays_that_would_fill_the_memory_go_through_the_cache(tmp_path, cache, monkeypatch, shape):
+    array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    table = ImageTable("array", tmp_path, list("abcdef"), array, np.zeros(6, np.int64), ("a",))
+    in_memory = decode(table, 16, cache)
+    assert not cache.exists()
+    monkeypatch.setattr(decode_module, "_MOST_IN_MEMORY", 1000)
+    for workers in (2, 1):  # made, then found
+        on_disk = decode(table, 16, cache, workers, progress=False)
+        assert isinstance(on_disk.pixels, np.memmap)
+        assert all((on_disk.image(row) == in_memory.image(row)).all() for row in range(6))
+    assert on_disk.heights.tolist() == in_memory.heights.tolist() == [16] * 6
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 10), (3, 8, 10, 1)])
@@ -301,23 +316,22 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from cclnet.data import fill
-from cclnet.data.decode import decode
+from cclnet.data import decode, fill
 from cclnet.data.table import ImageTable
 
 folder, cache, log = map(Path, sys.argv[1:4])
-slow_read = fill.read_resized
+slow_read = decode.read_resized
 def logged(path, short_side):
     with log.open("a") as file:
         file.write(path.name + "\\n")
     time.sleep({pause})
     return slow_read(path, short_side)
-fill.read_resized = logged
+decode.read_resized = logged
 fill._SECONDS_BETWEEN_SAVES = {between_saves}
 {more}
 paths = sorted(folder.iterdir())
 table = ImageTable("drawn set", folder, [p.name for p in paths], paths, np.zeros(len(paths), np.int64), ("a",))
-decode(table, 32, cache, workers=2, progress=False)
+decode.decode(table, 32, cache, workers=2, progress=False)
 print("whole")
 """  # no __main__ guard, on purpose
 
@@ -473,19 +487,19 @@ def test_a_read_only_folder_is_named_but_can_be_read_from(table, cache, monkeypa
 
 
 def test_stopped_by_hand_and_gone_on(table, cache, monkeypatch, read_files):
-    count = fill_module.read_resized
+    count = decode_module.read_resized
 
     def stopped(path: Path, short_side: int) -> np.ndarray:
         if path.name == table.names[7]:
             raise KeyboardInterrupt
         return count(path, short_side)
 
-    monkeypatch.setattr(fill_module, "read_resized", stopped)
+    monkeypatch.setattr(decode_module, "read_resized", stopped)
     with pytest.raises(KeyboardInterrupt):
         decode(table, 32, cache, workers=1, progress=False)
     first = len(read_files)
     assert 0 < first < len(table)
-    monkeypatch.setattr(fill_module, "read_resized", count)
+    monkeypatch.setattr(decode_module, "read_resized", count)
     assert_right(decode(table, 32, cache, workers=1, progress=False), table)
     assert len(read_files) < first + len(table)
 
@@ -496,7 +510,7 @@ def test_a_worker_that_is_killed_is_named(table, cache, monkeypatch):
             os.kill(os.getpid(), signal.SIGKILL)
         return read_resized(path, short_side)
 
-    monkeypatch.setattr(fill_module, "read_resized", out_of_memory)
+    monkeypatch.setattr(decode_module, "read_resized", out_of_memory)
     with pytest.raises(InputError, match="was killed, most likely because the memory was full"):
         decode(table, 32, cache, workers=2, progress=False)
     monkeypatch.undo()
@@ -504,7 +518,7 @@ def test_a_worker_that_is_killed_is_named(table, cache, monkeypatch):
 
 
 def test_a_fault_in_a_worker_is_seen(table, cache, monkeypatch):
-    monkeypatch.setattr(fill_module, "read_resized", lambda path, short_side: 1 / 0)
+    monkeypatch.setattr(decode_module, "read_resized", lambda path, short_side: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         decode(table, 32, cache, workers=2, progress=False)
 

@@ -14,13 +14,14 @@ import numpy.typing as npt
 from cclnet.data.fill import fill, open_rows
 from cclnet.data.parallel import available_cores
 from cclnet.data.pixels import UnreadableImage
-from cclnet.data.resize import resize, resized_shape
-from cclnet.data.store import CHANNELS, PixelStore, entries_of, place
+from cclnet.data.resize import read_resized, resize, resized_shape
+from cclnet.data.store import CHANNELS, PixelStore, entries_of, entries_of_array, place
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 
 # To be raised when read_resized gives other pixels than before: older caches are then left alone.
 _FORMAT = 1
+_MOST_IN_MEMORY = 2**30  # bytes that images from an array may take in memory; beyond, they go through the cache
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def decode(
 
     Args:
         cache_dir: where decoded images are kept. Default: ``cclnet`` in the cache folder of the user
-            (``$XDG_CACHE_HOME``, else ``~/.cache``). Images that came as an array stay in memory.
+            (``$XDG_CACHE_HOME``, else ``~/.cache``). Images that came as an array stay in memory, unless resizing them
+            takes more than a gigabyte.
         workers: processes to decode with. Default: one for each core that this process may use.
     """
     images, broken = decode_readable(table, short_side, cache_dir, workers, progress)
@@ -110,19 +112,44 @@ def decode_readable(
     if workers is not None and workers < 1:
         raise InputError(f"workers must be at least 1; got {workers}.")
     if isinstance(table.images, np.ndarray):
-        return _array_resized(table.images, short_side), {}
+        if (in_memory := _kept_in_memory(table.images, short_side)) is not None:
+            return in_memory, {}
+        entries, broken = entries_of_array(table.images), {}
+    else:
+        entries, missing = entries_of(table.images, table.root)
+        broken = {row: str(UnreadableImage(table.images[row], reason)) for row, reason in missing.items()}
+
+    def read(row: int) -> npt.NDArray[np.uint8]:
+        image = table.images[row]
+        return _resized(image, short_side) if isinstance(image, np.ndarray) else read_resized(image, short_side)
+
     store = PixelStore(_store_folder(table.root, short_side, cache_dir))
-    entries, missing = entries_of(table.images, table.root)
-    broken = {row: str(UnreadableImage(table.images[row], reason)) for row, reason in missing.items()}
     content = store.read()
     if content is None or open_rows(place(entries, content.entries), broken):
-        workers = workers or available_cores()
-        content = fill(store, table.images, entries, broken, short_side, workers, progress)
+        content = fill(store, entries, read, broken, workers or available_cores(), progress)
     placed = place(entries, content.entries)
     images = DecodedImages(
         store.map_pixels(content), *(np.ascontiguousarray(placed[field]) for field in ("offset", "height", "width"))
     )
     return images, dict(sorted(broken.items()))
+
+
+def _kept_in_memory(array: npt.NDArray[np.uint8], short_side: int) -> DecodedImages | None:
+    """Images from an array, as they are where they fit; None where that would need much more memory."""
+    if len(array) == 0:
+        return DecodedImages.from_array(array)
+    height, width = resized_shape(array.shape[1], array.shape[2], short_side)
+    as_it_is = array.shape[1:] == (height, width, CHANNELS)
+    if not as_it_is and len(array) * height * width * CHANNELS > _MOST_IN_MEMORY:
+        return None
+    if array.shape[1:3] == (height, width):
+        return DecodedImages.from_array(array)
+    return DecodedImages.from_array(np.stack([_resized(image, short_side) for image in array]))
+
+
+def _resized(image: npt.NDArray[np.uint8], short_side: int) -> npt.NDArray[np.uint8]:
+    rgb = DecodedImages.from_array(image[None]).image(0)
+    return resize(rgb, *resized_shape(rgb.shape[0], rgb.shape[1], short_side))
 
 
 def _store_folder(root: Path, short_side: int, cache_dir: Path | None) -> Path:
@@ -132,14 +159,3 @@ def _store_folder(root: Path, short_side: int, cache_dir: Path | None) -> Path:
     where = hashlib.blake2b(f"{_FORMAT} {root.resolve()}".encode("utf-8", "surrogateescape"), digest_size=4)
     readable = re.sub(r"[^\w.-]+", "_", root.resolve().name)[:40] or "data"
     return Path(cache_dir) / "decoded" / f"{readable}-{where.hexdigest()}-{short_side}"
-
-
-def _array_resized(array: npt.NDArray[np.uint8], short_side: int) -> DecodedImages:
-    images = DecodedImages.from_array(array)
-    if len(images) == 0 or min(array.shape[1:3]) == short_side:
-        return images
-    height, width = resized_shape(array.shape[1], array.shape[2], short_side)
-    larger = np.empty((len(images), height, width, CHANNELS), np.uint8)
-    for row in range(len(images)):
-        larger[row] = resize(images.image(row), height, width)
-    return DecodedImages.from_array(larger)

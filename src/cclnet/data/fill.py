@@ -1,9 +1,9 @@
-"""Decode the files that a store does not hold yet, on all cores, and come through being killed or a full disk."""
+"""Decode the images that a store does not hold yet, on all cores, and come through being killed or a full disk."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from io import FileIO
 from pathlib import Path
@@ -15,34 +15,29 @@ from rich.console import Console
 from cclnet.data.parallel import shared_integer, spread
 from cclnet.data.pixels import UnreadableImage
 from cclnet.data.progress import counting_images
-from cclnet.data.resize import read_resized
 from cclnet.data.store import Content, Entries, PixelStore, merge, place
 from cclnet.errors import InputError
 
 _SECONDS_BETWEEN_SAVES = 5.0  # what a run that is killed loses at most
 
+Read = Callable[[int], npt.NDArray[np.uint8]]
 Place = tuple[int, int, int]  # offset, height, width
 
 
 def fill(
-    store: PixelStore,
-    paths: Sequence[Path],
-    entries: Entries,
-    broken: dict[int, str],
-    short_side: int,
-    workers: int,
-    progress: bool,
+    store: PixelStore, entries: Entries, read: Read, broken: dict[int, str], workers: int, progress: bool
 ) -> Content:
-    """Add the files of ``entries`` that are missing, less those known as ``broken``, and return what is held then.
+    """Add the images of ``entries`` that are missing, less those known as ``broken``, and return what is held then.
 
-    Files that turn out to be broken are added to ``broken``. If the disk is full or cannot be written, the store is
-    what it was before; if the run is stopped in any other way, the next one goes on from there.
+    ``read`` gives the pixels of a row, in a worker. Rows for which it raises UnreadableImage are added to ``broken``.
+    If the disk is full or cannot be written, the store is what it was before; if the run is stopped in any other way,
+    the next one goes on from there.
     """
     console = Console(stderr=True, quiet=not progress)
     try:
         store.folder.mkdir(parents=True, exist_ok=True)
         with store.lock(lambda: console.print("Another run is decoding these images. Waiting for it.")):
-            return _fill(store, store.begin_writing(), paths, entries, broken, short_side, workers, progress)
+            return _fill(store, store.begin_writing(), entries, read, broken, workers, progress)
     except OSError as error:
         raise InputError(
             f"cannot keep decoded images in {store.folder}: {error.strerror or error}. Nothing is half written there. "
@@ -60,10 +55,9 @@ def open_rows(placed: Entries, broken: dict[int, str]) -> list[int]:
 def _fill(
     store: PixelStore,
     before: Content,
-    paths: Sequence[Path],
     entries: Entries,
+    read: Read,
     broken: dict[int, str],
-    short_side: int,
     workers: int,
     progress: bool,
 ) -> Content:
@@ -86,9 +80,9 @@ def _fill(
             store.save(content(), finished=False)
             saved_at = time.monotonic()
 
-    write = _Writer(paths, short_side, store.pixels_path(before.token))
+    write = _Writer(read, store.pixels_path(before.token))
     try:
-        with counting_images("Decoding", len(paths), len(paths) - len(rows), progress and bool(rows)) as count:
+        with counting_images("Decoding", len(entries), len(entries) - len(rows), progress and bool(rows)) as count:
             spread(write, rows, workers, note)
         store.save(content(), finished=True)
     except (OSError, InputError):  # the disk: no worker raises either for an image
@@ -107,11 +101,10 @@ def _fill(
 
 
 class _Writer:
-    """What every worker does: decode some files, and put their pixels behind those of all the others."""
+    """What every worker does: read some images, and put their pixels behind those of all the others."""
 
-    def __init__(self, paths: Sequence[Path], short_side: int, file: Path) -> None:
-        self.paths = paths
-        self.short_side = short_side
+    def __init__(self, read: Read, file: Path) -> None:
+        self.read = read
         self.file = file
         self.end = shared_integer(file.stat().st_size)
 
@@ -120,7 +113,7 @@ class _Writer:
         with self.file.open("r+b", buffering=0) as file:
             for row in rows:
                 try:
-                    pixels = read_resized(self.paths[row], self.short_side)
+                    pixels = self.read(row)
                 except UnreadableImage as error:
                     done.append((row, str(error)))
                 else:

@@ -49,6 +49,14 @@ def entries_of(paths: Sequence[Path], root: Path) -> tuple[Entries, dict[int, st
     return entries, missing
 
 
+def entries_of_array(array: npt.NDArray[np.uint8]) -> Entries:
+    """One entry for each image in memory, known by what it shows."""
+    entries = np.zeros(len(array), ENTRY)
+    for row, image in enumerate(array):
+        entries[row]["name"] = hashlib.blake2b(image.tobytes(), digest_size=12).hexdigest()
+    return entries
+
+
 def place(entries: Entries, held: Entries) -> Entries:
     """Fill in where each entry lies, for those that ``held`` has with the same size and time of change."""
     placed = entries.copy()
