@@ -190,7 +190,7 @@ def main() -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     rounded = json.loads(json.dumps(runs), parse_float=lambda text: round(float(text), 5))
     content = {
-        "command": "benchmarks/planted.py " + " ".join(f"--{k.replace('_', '-')} {v}" for k, v in vars(given).items()),
+        "settings": {name: value for name, value in vars(given).items() if name != "out"},
         "device": device,
         "versions": versions(),
         "seconds": round(time.monotonic() - began, 1),

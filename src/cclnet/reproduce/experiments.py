@@ -124,9 +124,8 @@ def tune(seeds: Sequence[int] = (0,)) -> list[Cell]:
     candidates: dict[str, dict[str, Any]] = {
         "start": {},
         "epochs-100": {"epochs": 100},
-        "epochs-240": {"epochs": 240},
+        "drops-early": {"drops": (1 / 3, 2 / 3)},
         "jitter-strong": strong,
-        "clip-5": {"clip": 5.0},
         "clip-none": {"clip": 0.0},
     }
     starting_point = {
