@@ -90,8 +90,15 @@ def main() -> None:
             same = digests(folder / name) == expected
             runs.append({"images": name, "kills": len(fell), "fell": fell, "identical": same})
             print(name, len(fell), "kills, identical:", same, flush=True)
-    content = {"device": "CPU", "seed": given.seed, "epochs": given.epochs, "versions": versions(), "settings": SETTINGS,
-               "compared": COMPARED, "runs": runs}  # fmt: skip
+    content = {
+        "device": "CPU",
+        "seed": given.seed,
+        "epochs": given.epochs,
+        "versions": versions(),
+        "settings": SETTINGS,
+        "compared": COMPARED,
+        "runs": runs,
+    }
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(content, indent=1) + "\n")
     if not all(run["identical"] for run in runs):
