@@ -27,8 +27,8 @@ K, WIDTH = 4, 6
 OFF = ~torch.eye(K, dtype=torch.bool)
 
 
-def fresh(counts: tuple[int, ...] | None = None, **chosen: object) -> CCLCentroid:
-    method = build_method("ccl-centroid", Classes(K, WIDTH, counts), chosen)
+def fresh(**chosen: object) -> CCLCentroid:
+    method = build_method("ccl-centroid", Classes(K, WIDTH), chosen)
     assert isinstance(method, CCLCentroid)
     return method
 
@@ -41,29 +41,32 @@ def batch(count: int = 40, classes: int = K, seed: int = 0) -> tuple[torch.Tenso
     return features, torch.randn(count, K, generator=generator), labels
 
 
-def distances_by_hand(features: torch.Tensor, labels: torch.Tensor, each_class_alike: bool) -> torch.Tensor:
-    """Mahalanobis distances of plain class means, with the covariance of each class from its own images."""
+def distances_by_hand(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mahalanobis distances of plain class means, less what chance alone puts between two means."""
     unit = features.double() / features.double().norm(dim=1, keepdim=True)
-    means = torch.stack([unit[labels == k].mean(dim=0) for k in range(K)])
-    covariances = [torch.cov(unit[labels == k].T, correction=0) for k in range(K)]
-    shares = [1 / K if each_class_alike else float((labels == k).double().mean()) for k in range(K)]
-    within = sum(share * covariance for share, covariance in zip(shares, covariances, strict=True))
-    within = within + SHRINKAGE * within.diagonal().mean() * torch.eye(WIDTH, dtype=torch.float64)
-    inverse = torch.linalg.inv(within)
-    gaps = means[:, None] - means[None]
-    distance = torch.einsum("ijd,de,ije->ij", gaps, inverse, gaps)
+    of_class = [unit[labels == k] for k in range(K)]
+    scatter = sum((len(rows) - 1) * torch.cov(rows.T) for rows in of_class)
+    within = scatter / (len(labels) - K)
+    inverse = torch.linalg.inv(within + SHRINKAGE * within.diagonal().mean() * torch.eye(WIDTH, dtype=torch.float64))
+    distance = torch.zeros(K, K, dtype=torch.float64)
+    for i in range(K):
+        for j in range(K):
+            gap = of_class[i].mean(dim=0) - of_class[j].mean(dim=0)
+            chance = (inverse @ within).trace() * (1 / len(of_class[i]) + 1 / len(of_class[j]))
+            distance[i, j] = max(float(gap @ inverse @ gap - chance), 0.0)
     return distance / distance[OFF].mean()
 
 
-@pytest.mark.parametrize("counts_known", [False, True])
-def test_distances_are_those_of_plain_class_means(counts_known: bool) -> None:
+def test_distances_are_those_of_plain_class_means() -> None:
     features, logits, _ = batch(60)
     labels = torch.tensor([0] * 30 + [1] * 15 + [2] * 10 + [3] * 5)
-    method = fresh((30, 15, 10, 5) if counts_known else None)
+    features = features + 4.0 * torch.randn(K, WIDTH)[labels]
+    method = fresh()
     for part in (slice(0, 7), slice(7, 33), slice(33, 60)):  # however the epoch is cut into batches
         method(features[part], logits[part], labels[part])
     method.end_epoch()
-    expected = distances_by_hand(features, labels, each_class_alike=counts_known)
+    expected = distances_by_hand(features, labels)
+    assert float(expected[OFF].min()) > 0.01
     torch.testing.assert_close(method.distance_sum[OFF], expected[OFF])
     # One temperature for all pairs: log(own / other) is proportional to the distance.
     table = method.soft_labels()
@@ -71,13 +74,26 @@ def test_distances_are_those_of_plain_class_means(counts_known: bool) -> None:
     torch.testing.assert_close(slopes, slopes[:1].expand(len(slopes)))
 
 
+@pytest.mark.parametrize("whiten", [False, True])
+def test_rare_classes_are_not_set_apart_by_chance(whiten: bool) -> None:
+    """Classes of 1000, 1000, 5 and 5 images at equal true distances: on average the measured ones are equal too."""
+    labels = torch.tensor([0] * 1000 + [1] * 1000 + [2] * 5 + [3] * 5)
+    total = torch.zeros(K, K, dtype=torch.float64)
+    for _ in range(60):
+        features = 3.0 * F.one_hot(labels, 40) + torch.randn(len(labels), 40)
+        total += class_distances(batch_moments(features, labels, K), K, whiten)[0]
+    frequent, rare = float(total[0, 1]) / 60, float(total[2, 3]) / 60
+    assert rare == pytest.approx(frequent, rel=0.15)
+
+
 def test_plain_and_centred_distances() -> None:
     features, _, labels = batch()
     unit = F.normalize(features.double(), dim=1)
     means = torch.stack([unit[labels == k].mean(dim=0) for k in range(K)])
-    moments = batch_moments(features, labels, torch.ones(K))
+    moments = batch_moments(features, labels, K)
     plain, known = class_distances(moments, K, whiten=False)
-    expected = (means[:, None] - means[None]).square().sum(dim=2)
+    chance = (unit - means[labels]).square().sum() / (len(labels) - K) * 2 / 10  # ten images a class
+    expected = ((means[:, None] - means[None]).square().sum(dim=2) - chance).clamp(min=0.0)
     torch.testing.assert_close(plain, expected / expected[OFF].mean())
     assert torch.equal(known, OFF)
     centred, _ = class_distances(moments, K, whiten=False, centre=True)
@@ -160,7 +176,7 @@ def test_memory_averages_the_distances_of_epochs(memory: float) -> None:
         features, logits, labels = batch(seed=epoch)
         method(features, logits, labels)
         method.end_epoch()
-        total = memory * total + distances_by_hand(features, labels, each_class_alike=False)
+        total = memory * total + distances_by_hand(features, labels)
         weight = memory * weight + 1.0
     torch.testing.assert_close((method.distance_sum / method.distance_weight)[OFF], (total / weight)[OFF])
 
@@ -204,7 +220,7 @@ def test_loss_and_gradients() -> None:
 def test_mixed_images_count_for_each_class_by_its_share() -> None:
     features, _, labels = batch(8)
     shares = 0.25 * F.one_hot(labels, K) + 0.75 * F.one_hot(labels.roll(1), K)
-    moments = batch_moments(features, shares.double(), torch.ones(K))
+    moments = batch_moments(features, shares.double(), K)
     unit = F.normalize(features.double(), dim=1)
     torch.testing.assert_close(moments[:K, K:-1], shares.double().T @ unit)
     torch.testing.assert_close(moments[:K, -1], shares.double().sum(dim=0))
@@ -247,13 +263,13 @@ def test_compiles_as_one_graph() -> None:
 def test_autocast_does_not_reach_the_moments() -> None:
     features, _, labels = batch()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        half = batch_moments(features, labels, torch.ones(K))
-    assert torch.equal(half, batch_moments(features, labels, torch.ones(K)))
+        half = batch_moments(features, labels, K)
+    assert torch.equal(half, batch_moments(features, labels, K))
 
 
 def small_network() -> CCLNet:
     torch.manual_seed(3)
-    network = CCLNet(torch.nn.Linear(5, WIDTH), K, "ccl-centroid", feature_width=WIDTH, class_counts=(8, 9, 7, 8))
+    network = CCLNet(torch.nn.Linear(5, WIDTH), K, "ccl-centroid", feature_width=WIDTH)
     return network.double()
 
 

@@ -14,7 +14,7 @@ from cclnet.errors import InputError
 from cclnet.head import check_batch
 from cclnet.methods.base import Classes, Loss, Method
 
-SHRINKAGE = 0.05  # of the spread within classes towards a round one: directions that never vary must not decide
+SHRINKAGE = 0.3  # of the spread within classes towards a round one: directions that never vary must not decide
 NEAREST = 1e-3  # two classes with the same mean stay two classes, at this share of the mean distance
 HALVINGS = 60  # of the interval in which the temperature lies: all digits of float64
 
@@ -33,7 +33,6 @@ class CCLCentroid(Method):
     """
 
     moments: Tensor
-    class_weights: Tensor
     distance_sum: Tensor
     distance_weight: Tensor
     most_structure: Tensor
@@ -55,9 +54,6 @@ class CCLCentroid(Method):
         _check_settings(size, softness, memory, hold, kl_weight)
         self.softness, self.memory, self.hold, self.kl_weight = softness, memory, hold, kl_weight
         self.whiten, self.centre = whiten, centre
-        # Every class has the same say in the spread within classes, where it is known how many images each has.
-        shares = torch.ones(size, dtype=torch.float64) if classes.counts is None else size * classes.prior()
-        self.register_buffer("class_weights", 1.0 / shares.clamp(min=1e-12), persistent=False)
         width = size + classes.in_features + 1
         self.register_buffer("moments", torch.zeros(width, width, dtype=torch.float64))
         self.register_buffer("distance_sum", torch.zeros(size, size, dtype=torch.float64))
@@ -82,7 +78,7 @@ class CCLCentroid(Method):
     @torch.no_grad()
     def remember(self, features: Tensor, labels: Tensor) -> None:
         """Add a batch to the moments of the epoch. Sample weights do not count here."""
-        moments = batch_moments(features, labels, self.class_weights)
+        moments = batch_moments(features, labels, self.classes.num_classes)
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(moments)
         self.moments.add_(moments)
@@ -132,19 +128,18 @@ def _check_settings(size: int, softness: float, memory: float, hold: float, kl_w
 
 
 @functional.full_precision
-def batch_moments(features: Tensor, labels: Tensor, class_weights: Tensor) -> Tensor:
-    """All that is kept of a batch, as one matrix: ``Σ_i w_i a_i a_iᵀ`` with a_i = (label, unit feature, 1) of image i
-    and w_i the weight of its class. [N, F] → [K + F + 1, K + F + 1] float64 (in which no GPU rounds a product to
-    fewer digits). It holds the classes' weights, the sums of their features, and the features' second moments.
+def batch_moments(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """All that is kept of a batch, as one matrix: ``Σ_i a_i a_iᵀ`` with a_i = (label, unit feature, 1) of image i.
+    [N, F] → [K + F + 1, K + F + 1] float64 (in which no GPU rounds a product to fewer digits). It holds how many
+    images each class has, the sums of their features, and the features' second moments.
 
-    >>> batch_moments(torch.tensor([[3.0, 4.0]]), torch.tensor([1]), torch.ones(2))[1, 2:]
+    >>> batch_moments(torch.tensor([[3.0, 4.0]]), torch.tensor([1]), num_classes=2)[1, 2:]
     tensor([0.6000, 0.8000, 1.0000], dtype=torch.float64)
     """
-    own = torch.eye(len(class_weights), dtype=torch.float64, device=features.device)
-    labels = functional.rows_of(own, labels)
+    own = torch.eye(num_classes, dtype=torch.float64, device=features.device)
     unit = F.normalize(features.double(), dim=1)
-    rows = torch.cat([labels, unit, torch.ones_like(unit[:, :1])], dim=1)
-    return (rows * (labels @ class_weights.double())[:, None]).mT @ rows
+    rows = torch.cat([functional.rows_of(own, labels), unit, torch.ones_like(unit[:, :1])], dim=1)
+    return rows.mT @ rows
 
 
 def class_distances(
@@ -155,22 +150,30 @@ def class_distances(
 
     ``whiten`` measures them against the spread within the classes, as Mahalanobis did: what varies much inside a class
     separates two classes less. ``centre`` compares directions from the mean of the classes instead of places.
+
+    The mean of n images misses its class's true one by spread / n, squared, which alone would set rare classes
+    apart. Places are corrected for it, ``d_ij − v / n_i − v / n_j`` with v the spread within a class.
     """
-    weight = moments[:num_classes, -1]
-    seen = weight > 0
-    means = moments[:num_classes, num_classes:-1] / weight.masked_fill(~seen, 1.0)[:, None]
+    counts = moments[:num_classes, -1]
+    seen = counts > 0
+    means = moments[:num_classes, num_classes:-1] / counts.masked_fill(~seen, 1.0)[:, None]
+    second = moments[num_classes:-1, num_classes:-1]
+    within = (second - (means * counts[:, None]).mT @ means) / (counts.sum() - seen.sum()).clamp(min=1.0)
     if whiten:
-        second = moments[num_classes:-1, num_classes:-1]
-        within = (second - (means * weight[:, None]).mT @ means) / weight.sum().clamp(min=1e-12)
         round_part = (SHRINKAGE * within.diagonal().mean()).clamp(min=1e-9)
         factor = torch.linalg.cholesky(within + torch.diag(round_part.expand(len(within))))
         means = torch.linalg.solve_triangular(factor, means.mT, upper=False).mT
+        within = torch.cholesky_solve(within, factor)
     if centre:
         means = means - (means * seen[:, None]).sum(dim=0) / seen.sum().clamp(min=1)
         means = F.normalize(means, dim=1)
     distance = (means[:, None] - means[None]).square().sum(dim=2)
     known = (seen[:, None] & seen[None]).fill_diagonal_(False)
-    mean = (distance * known).sum() / known.sum().clamp(min=1)
+    if not centre:
+        error = within.trace() / counts.masked_fill(~seen, 1.0)
+        distance = (distance - error[:, None] - error[None]).clamp(min=0.0)
+    distance = distance * known
+    mean = distance.sum() / known.sum().clamp(min=1)
     return distance / torch.where(mean > 0, mean, 1.0), known
 
 
