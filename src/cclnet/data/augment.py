@@ -230,9 +230,9 @@ def augment(crops: Tensor, parameters: Tensor, settings: AugmentSettings, mean: 
 
 
 def _in_pieces(crops: Tensor, parameters: Tensor, settings: AugmentSettings, mean: Tensor, std: Tensor) -> Tensor:
-    """The same in pieces that stay in a core's cache, which a CPU does several times faster than all at once."""
+    """The same in pieces that stay in a core's cache, which a CPU does about twice as fast as all at once."""
     shape = (len(crops), 3, settings.crop, settings.crop)
-    images = torch.empty(shape, memory_format=torch.channels_last)
+    images = torch.empty(shape, dtype=torch.float32, memory_format=torch.channels_last)
     piece = max(1, 2**16 // settings.crop**2)
     for begin in range(0, len(crops), piece):
         part = slice(begin, begin + piece)

@@ -4,7 +4,7 @@ Parameters are [n]. Geometry maps uint8 images [n, 3, h, w] to uint8; colour wor
 [0, 1], red, green and blue, [n, h, w] each. No function branches on data and every shape is known beforehand, so
 that a chain of them compiles into few kernels: planes let the compiler keep a pixel in registers from the bytes
 to the normalised value. Colour has no ``where`` and steps in place on its own results, because the same lines
-also run uncompiled on a CPU, where this is several times faster.
+also run uncompiled on a CPU, where that is much faster.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def grey(planes: Planes) -> Tensor:
 def mean_grey(images: Tensor, factor: Tensor) -> Tensor:
     """The mean grey [n] of uint8 images whose brightness is changed by ``factor``.
 
-    From the bytes and not from the planes: those are sums over memory in its order, six times as fast on a GPU."""
+    From the bytes and not from the planes, so that compiled code sums over memory in its order."""
     lines = images.permute(0, 2, 3, 1).flatten(2).float().mul_(factor[:, None, None] / 255.0).clamp_(max=1.0)
     channel = torch.arange(3, device=images.device)
     weights = torch.where(channel == 0, GREY[0], torch.where(channel == 1, GREY[1], GREY[2]))

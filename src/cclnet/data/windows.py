@@ -84,7 +84,7 @@ class Resident:
         for chunk in np.split(rows, np.flatnonzero(np.diff(ends // CHUNK_BYTES)) + 1):
             packed, _ = pack(images, chunk, room=0)
             begin = int(self.starts[chunk[0]])
-            self.pixels[begin : begin + len(packed)] = packed.to(device)
+            self.pixels[begin : begin + len(packed)].copy_(packed)
 
     def windows(self, rows: Rows, top: npt.NDArray[Any], left: npt.NDArray[Any], size: int) -> Tensor:
         strides = 3 * self.widths[rows]
