@@ -96,7 +96,8 @@ class TrainStep:
         torch.cuda.current_stream().wait_stream(stream)
         self.optimizer.zero_grad(set_to_none=True)  # so that a replay writes gradients instead of adding
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Other threads may be loading ahead: only what this one does must be capturable.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._losses = self._gradients(self._inputs)
         for buffer, before in buffers:
             buffer.copy_(before)
