@@ -6,7 +6,7 @@ from cclnet.evaluation.scores import PER_CLASS
 from cclnet.evaluation.verdict import IN_OWN_UNITS, LOWER_IS_BETTER
 from cclnet.report.words import SCORES, difference_interval_text, difference_text, score, signed_text, with_interval
 
-COMPARED = {*SINGLE_LABEL, *MULTI_LABEL, *CALIBRATION, *(f"{name}_calibrated" for name in AFTER)}
+COMPARED = {*SINGLE_LABEL, *MULTI_LABEL, *CALIBRATION, *AFTER}
 
 
 def test_every_score_that_is_judged_has_its_words() -> None:

@@ -142,11 +142,11 @@ def test_lines_for_a_spreadsheet(results: list[Result], seeds: Seeds) -> None:
 
 def test_the_best_candidate_comes_first(tmp_path: Path) -> None:
     candidates = {cell.variant: cell for cell in tune()}
-    for name, wrong in (("start", 12), ("clip-5", 3), ("jitter-strong", 30)):
+    for name, wrong in (("start", 12), ("clip-none", 3), ("jitter-strong", 30)):
         made_result(tmp_path, candidates[name], wrong)
     grid = tune_grid(read_results(tmp_path / "results" / "tune"))
-    assert [r[0][0] for r in grid.rows] == ["clip-5", "start", "jitter-strong"]
-    assert row(grid, "jitter-strong")["Jitter"] == ("0.4/0.4/0.4/0.1",) and row(grid, "clip-5")["Clip"] == ("5",)
+    assert [r[0][0] for r in grid.rows] == ["clip-none", "start", "jitter-strong"]
+    assert row(grid, "jitter-strong")["Jitter"] == ("0.4/0.4/0.4/0.1",) and row(grid, "clip-none")["Clip"] == ("none",)
 
 
 def test_what_it_took(results: list[Result]) -> None:
