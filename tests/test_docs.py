@@ -1,0 +1,35 @@
+"""Documents say what the results say, and link to files that are there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def between(text: str, marker: str) -> str:
+    return text.partition(f"<!-- {marker} -->")[2].partition(f"<!-- /{marker} -->")[0].strip()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_the_planted_table_is_that_of_the_results() -> None:
+    page = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+    assert between(page, "planted") == (ROOT / "results" / "planted.md").read_text(encoding="utf-8").strip()
+
+
+def test_results_name_no_place_of_the_machine_they_were_made_on() -> None:
+    for path in (ROOT / "results").rglob("*.json*"):
+        assert not re.search(r'"/(root|home|tmp|mnt)/', path.read_text(encoding="utf-8")), path.name
+        if path.suffix == ".json":
+            json.loads(path.read_text(encoding="utf-8"))
