@@ -4,8 +4,9 @@
     python benchmarks/data.py duplicates
 
 - decode: images per second into the cache, beside what a plain pool of processes gives that makes the same calls
-  (read, decode, resize) and throws the pixels away. The two take turns, so that a busy machine harms both alike;
-  the processor time of both is reported too, which other programs disturb less than the time on the clock.
+  (read, decode, resize) and throws the pixels away; and beside one that also writes them, each process to a file of
+  its own, with nothing to find them by. They take turns, so that a busy machine harms all alike;
+  the processor time is reported too, which other programs disturb less than the time on the clock.
   Writing back to the disk happens beside the decoding; what of it is left at the end (the flush, until the disk has
   everything) is a matter of the disk and of how much fits into the page cache, and is reported by itself.
 - again: seconds of the second run, which finds everything in the cache.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import platform
 import resource
 import statistics
@@ -38,6 +40,7 @@ import numpy as np
 from cclnet.data.decode import decode
 from cclnet.data.duplicates import BITS, near_pairs
 from cclnet.data.parallel import available_cores
+from cclnet.data.pixels import image_size
 from cclnet.data.resize import read_resized
 from cclnet.data.sources import open_data
 from cclnet.data.store import Content, PixelStore
@@ -59,9 +62,15 @@ def machine() -> dict[str, Any]:
     return {"cpu": models[0] if models else platform.processor(), "cores": available_cores(), "versions": found}
 
 
-def decode_and_forget(paths: list[Path], short_side: int) -> None:
-    for path in paths:
-        read_resized(path, short_side)
+def decode_and_forget(paths: list[Path], short_side: int, folder: Path | None) -> None:
+    """The bare decoder; with a folder, each process also writes the pixels to a file there."""
+    if folder is None:
+        for path in paths:
+            read_resized(path, short_side)
+    else:
+        with (folder / str(os.getpid())).open("ab", buffering=0) as file:
+            for path in paths:
+                file.write(read_resized(path, short_side).data)
 
 
 def processor_seconds() -> float:
@@ -70,11 +79,11 @@ def processor_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in usage)
 
 
-def bare_seconds(paths: list[Path], short_side: int, workers: int) -> dict[str, float]:
+def bare_seconds(paths: list[Path], short_side: int, workers: int, folder: Path | None = None) -> dict[str, float]:
     chunks = [paths[start : start + 32] for start in range(0, len(paths), 32)]
     before, began = processor_seconds(), time.perf_counter()
     with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
-        list(pool.map(partial(decode_and_forget, short_side=short_side), chunks))
+        list(pool.map(partial(decode_and_forget, short_side=short_side, folder=folder), chunks))
     return {"decode": time.perf_counter() - began, "processor": processor_seconds() - before}
 
 
@@ -117,30 +126,36 @@ def measure_decode(path: str, short_side: int, workers: int, rounds: int, folder
     paths = [Path(image) for image in table.images]
     for file in paths:
         file.read_bytes()  # from here on files come from memory, for both
-    bare, cached = [], []
+    bare, writing, cached = [], [], []
     for _ in range(rounds):
         bare.append(bare_seconds(paths, short_side, workers))
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            writing.append(bare_seconds(paths, short_side, workers, Path(scratch)))
         cached.append(cache_seconds(table, short_side, workers, folder))
 
     def median(rounds: list[dict[str, float]], what: str) -> float:
         return statistics.median(one[what] for one in rounds)
 
-    def share(what: str) -> list[float]:
-        return [round(b[what] / c[what], 3) for b, c in zip(bare, cached, strict=True)]
+    def share(of: list[dict[str, float]], what: str) -> list[float]:
+        return [round(b[what] / c[what], 3) for b, c in zip(of, cached, strict=True)]
 
     return {
         "images": len(table),
         "format": paths[0].suffix.lstrip("."),
+        "first_image": "{1} x {0}".format(*image_size(paths[0])),
         "short_side": short_side,
         "workers": workers,
         "rounds": rounds,
         "bare_images_per_second": round(len(table) / median(bare, "decode")),
         "cache_images_per_second": round(len(table) / median(cached, "decode")),
-        "share_of_bare": statistics.median(share("decode")),
-        "share_of_bare_each_round": share("decode"),
+        "share_of_bare": statistics.median(share(bare, "decode")),
+        "share_of_bare_each_round": share(bare, "decode"),
+        "share_of_bare_and_writing": statistics.median(share(writing, "decode")),
         "bare_processor_ms_per_image": round(1000 * median(bare, "processor") / len(table), 3),
+        "writing_processor_ms_per_image": round(1000 * median(writing, "processor") / len(table), 3),
         "cache_processor_ms_per_image": round(1000 * median(cached, "processor") / len(table), 3),
-        "share_of_bare_by_processor_time": statistics.median(share("processor")),
+        "share_of_bare_by_processor_time": statistics.median(share(bare, "processor")),
+        "share_of_bare_and_writing_by_processor_time": statistics.median(share(writing, "processor")),
         "flush_seconds": round(median(cached, "flush"), 2),
         "flush_megabytes": round(cached[0]["bytes"] / 1e6),
         "again_seconds": round(median(cached, "again"), 3),
@@ -180,7 +195,9 @@ def main() -> None:
     decoding.add_argument("--workers", type=int, default=available_cores())
     decoding.add_argument("--rounds", type=int, default=3)
     decoding.add_argument("--cache-dir", type=Path, help="where the caches are made for a while (default: /tmp)")
-    decoding.add_argument("--name", default="", help="put before the name of each result")
+    decoding.add_argument(
+        "--name", default="", help="put before the name of each result, e.g. what kind of disk it was"
+    )
     sections.add_parser("duplicates")
     given = parser.parse_args()
     if given.section == "duplicates":
@@ -188,7 +205,8 @@ def main() -> None:
         return
     for data in given.data:
         measured = measure_decode(data, given.short_side, given.workers, given.rounds, given.cache_dir)
-        record("decode", f"{given.name}{measured['format']}, {given.workers} workers", measured)
+        name = f"{measured['format']}, {measured['first_image']}, {given.workers} workers"
+        record("decode", f"{given.name}, {name}" if given.name else name, measured)
 
 
 if __name__ == "__main__":

@@ -104,14 +104,14 @@ def test_shrinking_is_antialiased(tmp_path):
     assert np.abs(middle - 128).max() <= 6
 
 
-@pytest.mark.parametrize("suffix", ["png", "jpg"])
-def test_the_quick_way_down_is_close_to_one_proper_step(tmp_path, suffix):
+@pytest.mark.parametrize(("suffix", "error"), [("png", 0.5), ("jpg", 1.5)])
+def test_the_quick_way_down_is_close_to_pillow_over_the_whole_image(tmp_path, suffix, error):
     grain = np.random.default_rng(0).normal(128, 20, (150, 200, 3)).clip(0, 255).astype(np.uint8)
     large = Image.fromarray(grain).resize((1600, 1200), Image.Resampling.BICUBIC)
     large.save(tmp_path / f"large.{suffix}", quality=95)
     proper = Image.open(tmp_path / f"large.{suffix}").resize((171, 128), Image.Resampling.BICUBIC)
     difference = read_resized(tmp_path / f"large.{suffix}", 128).astype(float) - np.asarray(proper)
-    assert np.sqrt((difference**2).mean()) < 1.5
+    assert np.sqrt((difference**2).mean()) < error
 
 
 def test_small_images_are_enlarged_so_that_crops_fit(tmp_path):
@@ -128,8 +128,8 @@ def test_arrays_are_taken_as_they_are_when_they_fit():
     assert (images.image(1) == array[1]).all()
     larger = decode(table, 16)
     assert larger.image(2).shape == (16, 20, 3)
-    expected = Image.fromarray(array[2]).resize((20, 16), Image.Resampling.BICUBIC)
-    assert (larger.image(2) == np.asarray(expected)).all()
+    expected = np.asarray(Image.fromarray(array[2]).resize((20, 16), Image.Resampling.BICUBIC), dtype=int)
+    assert np.abs(larger.image(2) - expected).max() <= 1
 
 
 @pytest.mark.parametrize("shape", [(6, 8, 10), (6, 8, 10, 3)])

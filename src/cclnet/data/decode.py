@@ -59,7 +59,8 @@ class DecodedImages:
             raise InputError(
                 f"images in an array are uint8 [N, H, W] or [N, H, W, 1 or 3]; got {array.dtype} {list(array.shape)}."
             )
-        rgb = np.broadcast_to(array if array.ndim == 4 else array[..., None], (*array.shape[:3], CHANNELS))
+        coloured = array if array.ndim == 4 else array[..., None]
+        rgb = coloured if coloured.shape[3] == CHANNELS else np.repeat(coloured, CHANNELS, axis=3)
         count, height, width, _ = rgb.shape
         return cls(
             np.ascontiguousarray(rgb).reshape(-1),

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
@@ -36,8 +38,8 @@ def spread(
 
     On Linux the workers are forked processes: Pillow holds Python's lock while it decodes WebP, and so do the steps
     between decoding, so threads would leave most cores idle. Forked workers inherit ``work`` as it is, start at
-    once and do not import the main module again. They must touch neither the GPU nor torch. Elsewhere, and inside
-    a process that may have no children, the workers are threads.
+    once and do not import the main module again. They must not touch the GPU. Elsewhere, and inside a process that
+    may have no children, the workers are threads.
 
     An exception in a worker is raised here, after the others have stopped.
     """
@@ -80,6 +82,7 @@ _inherited: Callable[[list[int]], Any]
 def _become_worker(work: Callable[[list[int]], Any], lifeline: int, held_by_parent: int) -> None:
     global _inherited
     _inherited = work
+    torch.set_num_threads(1)  # the cores are taken, and torch's own threads do not survive the fork
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops its workers
     os.close(held_by_parent)
     threading.Thread(target=_die_with_parent, args=(lifeline,), daemon=True).start()
