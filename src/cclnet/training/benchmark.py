@@ -98,6 +98,26 @@ def results_table(measured: dict[str, Any]) -> Table:
     return table
 
 
+def markdown_table(measured: dict[str, Any]) -> str:
+    """The figures as Markdown, for a document."""
+    settings = measured["settings"]
+    lines = [
+        f"{measured['device']}, {measured['cores']} cores, {settings['crop']} px, batch {settings['batch_size']}, "
+        f"{settings['precision']}, torch {measured['versions']['torch']}, images per second:",
+        "",
+        "| backbone | ceiling | hard labels | CCL | DataLoader | of ceiling | CCL time | over DataLoader | start-up |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in measured["rows"]:
+        speeds = " | ".join(f"{row[key]:,.0f}" for key in ("ceiling", "hard", "ccl", "reference"))
+        start = max(row["hard_first_step_seconds"], row["ccl_first_step_seconds"])
+        lines.append(
+            f"| {row['backbone']} | {speeds} | {row['of_ceiling']:.2f} | {row['ccl_over_hard']:.2f} x | "
+            f"{row['over_reference']:.1f} x | {start:.0f} s |"
+        )
+    return "\n".join(lines)
+
+
 def _epochs(settings: Settings, data: PreparedData, scratch: Path, accelerator: str) -> dict[str, Any]:
     fabric = make_fabric(settings, accelerator=accelerator)
     run = RunFolder(scratch)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cclnet.training.benchmark import markdown_table
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -26,6 +28,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_planted_table_is_that_of_the_results() -> None:
     page = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
     assert between(page, "planted") == (ROOT / "results" / "planted.md").read_text(encoding="utf-8").strip()
+
+
+@pytest.mark.parametrize("device", ["h200", "cpu"])
+def test_the_speeds_are_those_of_the_results(device: str) -> None:
+    measured = json.loads((ROOT / "results" / f"benchmark_{device}.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    assert between(page, f"benchmark {device}") == markdown_table(measured)
 
 
 def test_results_name_no_place_of_the_machine_they_were_made_on() -> None:
