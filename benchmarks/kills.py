@@ -50,23 +50,29 @@ def finish(process: subprocess.Popen[bytes]) -> None:
         raise SystemExit(errors.decode())
 
 
+def newest(run: Path) -> str:
+    kept = sorted(path.name for path in (run / "checkpoints").glob("epoch-*.pt"))
+    return kept[-1] if kept else ""
+
+
 def killed_run(folder: Path, name: str, epochs: int, kills: int, resident: bool, chance: random.Random) -> list[str]:
-    """Returns where each kill fell: the newest checkpoint there was. Kills before the run folder stands restart it."""
+    """Returns where each kill fell. One in five falls into the start-up, at any moment of it; the others after at least
+    one new checkpoint, within the steps and checkpoints of the next second and a half."""
     run, fell = folder / name, []
-    longest = 4.0
     process = start(new_run(name, epochs, resident), folder)
     while len(fell) < kills:
-        began = time.monotonic()
-        while not (run / "settings.toml").exists() and process.poll() is None:
-            time.sleep(0.01)
-        starting = time.monotonic() - began
-        time.sleep(chance.uniform(0.0, starting + longest))  # start-up, steps and checkpoints alike
+        before = newest(run)
+        if len(fell) % 5 == 4:
+            time.sleep(chance.uniform(0.0, 6.0))
+        else:
+            while newest(run) == before and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0.0, 1.5))
         if process.poll() is not None:
             raise SystemExit("the run ended before it was killed often enough: give it more --epochs")
         process.kill()
         process.wait()
-        kept = sorted(path.name for path in (run / "checkpoints").glob("epoch-*.pt"))
-        fell.append(kept[-1] if kept else "before the first checkpoint")
+        fell.append(newest(run) or "before the first checkpoint")
         process = start(["--resume", name], folder)
     finish(process)
     return fell
@@ -75,7 +81,7 @@ def killed_run(folder: Path, name: str, epochs: int, kills: int, resident: bool,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/kills.json"))
     given = parser.parse_args()
