@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,11 +37,17 @@ def write_whole(path: str | Path, content: bytes | str | Callable[[BinaryIO], ob
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        _remove(partial)
         raise InputError(
             f"cannot write {path}: {error.strerror or error}. What stood there before is unchanged. "
             "Free some space or choose a folder that can be written."
         ) from error
     except BaseException:
-        partial.unlink(missing_ok=True)
+        _remove(partial)
         raise
+
+
+def _remove(path: Path) -> None:
+    """Remove what may be there; that it cannot be removed must not hide why it could not be written."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
