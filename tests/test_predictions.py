@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from made_predictions import several_labels, single_label
 
 from cclnet.errors import InputError
 from cclnet.predictions import Predictions, read_predictions, write_predictions
+from made_predictions import several_labels, single_label
 
 GOOD = "image,label,p_a,p_b\nx,a,0.7,0.3\ny,b,0.4,0.6\n"
 

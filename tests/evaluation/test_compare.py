@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_predictions import several_labels, single_label, write_run
 from scipy import stats
 
 from cclnet.errors import InputError
 from cclnet.evaluation.compare import compare
 from cclnet.evaluation.judge import judge
 from cclnet.predictions import Predictions, write_predictions
+from made_predictions import several_labels, single_label, write_run
 
 IMAGES = 150
 
