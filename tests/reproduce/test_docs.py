@@ -28,5 +28,5 @@ def test_tables_beside_the_results_agree_with_them() -> None:
 
 def test_results_say_nothing_about_where_files_lay() -> None:
     paths = [*RESULTS.glob("*.json"), *RESULTS.glob("tune/*.json"), *RESULTS.glob("*.jsonl"), *RESULTS.glob("*.md")]
-    telling = [path.name for path in paths if any(place in path.read_text() for place in ("/tmp/", "/home/", "/work/"))]
+    telling = [path.name for path in paths if any(place in path.read_text() for place in ("/tmp/", "/home/", "/root/"))]
     assert not telling
