@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from cclnet.data.decode import decode
 from cclnet.data.duplicates import BITS, near_pairs
@@ -82,7 +83,9 @@ def processor_seconds() -> float:
 def bare_seconds(paths: list[Path], short_side: int, workers: int, folder: Path | None = None) -> dict[str, float]:
     chunks = [paths[start : start + 32] for start in range(0, len(paths), 32)]
     before, began = processor_seconds(), time.perf_counter()
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+    # One thread a process, as in the cache: two processes with two threads each would only be in each other's way.
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(workers, fork, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         list(pool.map(partial(decode_and_forget, short_side=short_side, folder=folder), chunks))
     return {"decode": time.perf_counter() - began, "processor": processor_seconds() - before}
 
