@@ -1,0 +1,40 @@
+"""`cclnet evaluate` and `cclnet compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a predictions.csv.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write. Default: the run folder, or the file's.")] = None,
+    data: Annotated[str | None, typer.Option(help="Where the images are, if they have moved since training.")] = None,
+    draws: Annotated[int, typer.Option(min=1, help="Bootstrap draws behind the intervals.")] = 1000,
+) -> None:
+    """Judge RUN from its predictions alone: scores.json, report.html and report.md."""
+    from cclnet.evaluation.judge import judge
+    from cclnet.report import write_report
+    from cclnet.report.terminal import print_judged
+
+    folder = out or (run if run.is_dir() else run.parent)
+    judged = judge(run, folder, draws)
+    print_judged(judged, write_report(run, judged, folder, data))
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or predictions.csv files.")],
+    out: Annotated[Path, typer.Option(help="The folder to write comparison.html, .md and .json into.")],
+    against: Annotated[str | None, typer.Option(help="Compare every method with this one. Default: all pairs.")] = None,
+    primary: Annotated[str | None, typer.Option(help="The score the verdict speaks of. Default: accuracy.")] = None,
+    draws: Annotated[int, typer.Option(min=1, help="Bootstrap draws behind the intervals.")] = 1000,
+) -> None:
+    """Compare RUNS on the same images: paired tests, and a verdict in words. Runs of one method are its seeds."""
+    from cclnet.evaluation.compare import compare as compare_runs
+    from cclnet.report import write_comparison
+    from cclnet.report.terminal import print_comparison
+
+    compared = compare_runs(runs, against, primary, draws)
+    print_comparison(compared, write_comparison(out, compared))

@@ -1,0 +1,80 @@
+"""`cclnet data show` and `cclnet data audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cclnet.cli.options import Data, GroupColumn, ImageColumn, LabelColumn, PartColumn
+
+
+def data_show(
+    data: Data,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    group_column: GroupColumn = None,
+    part_column: PartColumn = None,
+    label_separator: Annotated[str | None, typer.Option(help="What stands between several labels in a cell.")] = None,
+    image_folder: Annotated[Path | None, typer.Option(help="Where the names in a manifest start from.")] = None,
+    source: Annotated[str | None, typer.Option(help="The layout, where two fit.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse images without label and the reverse.")] = False,
+    follow_links: Annotated[bool, typer.Option("--follow-links", help="Allow links out of the folder.")] = False,
+) -> None:
+    """Say how DATA is read, and what is in it: classes, groups, parts, sizes, problems."""
+    from cclnet.data.describe import describe
+    from cclnet.data.sources import open_data
+
+    table = open_data(
+        data,
+        image_column=image_column,
+        label_column=label_column,
+        group_column=group_column,
+        part_column=part_column,
+        label_separator=label_separator,
+        image_folder=image_folder,
+        source=source,
+        strict=strict,
+        follow_links=follow_links,
+    )
+    Console().print(describe(table), highlight=False)
+
+
+def data_audit(
+    data: Data,
+    split_by: Annotated[str, typer.Option(help="The split to look at: auto, given, group or class.")] = "auto",
+    split_file: Annotated[str, typer.Option(help="A split.csv to look at instead.")] = "",
+    val: Annotated[float, typer.Option(help="Share of the images to hold out.")] = 0.2,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for audit.csv.")] = Path(),
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    group_column: GroupColumn = None,
+    part_column: PartColumn = None,
+    source: Annotated[str | None, typer.Option(help="The layout, where two fit.")] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="Where decoded images are kept.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes. Default: one a core.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Look for what is wrong with DATA: broken files, duplicates, leaks, label conflicts, odd sizes."""
+    from cclnet.data.audit import audit
+    from cclnet.data.audit_text import audit_tables
+    from cclnet.data.sources import open_data
+    from cclnet.data.split import SplitSettings
+    from cclnet.files import make_folder
+
+    table = open_data(
+        data,
+        image_column=image_column,
+        label_column=label_column,
+        group_column=group_column,
+        part_column=part_column,
+        source=source,
+    )
+    split = SplitSettings(by=split_by, file=split_file, val=val, seed=seed)
+    make_folder(out)
+    found = audit(table, split, cache_dir=cache_dir, workers=workers, progress=not quiet)
+    found.write(out / "audit.csv")
+    Console().print(audit_tables(found, str(out / "audit.csv")), highlight=False)
