@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
@@ -82,7 +80,8 @@ _inherited: Callable[[list[int]], Any]
 def _become_worker(work: Callable[[list[int]], Any], lifeline: int, held_by_parent: int) -> None:
     global _inherited
     _inherited = work
-    torch.set_num_threads(1)  # the cores are taken, and torch's own threads do not survive the fork
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # the cores are taken, and torch's own threads do not survive the fork
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops its workers
     os.close(held_by_parent)
     threading.Thread(target=_die_with_parent, args=(lifeline,), daemon=True).start()

@@ -66,6 +66,14 @@ def read_image(path: str | Path, *, min_short_side: int | None = None, max_pixel
         content = path.read_bytes()
     except OSError as error:
         raise UnreadableImage(path, error.strerror or str(error)) from error
+    return decode_image(content, path, min_short_side=min_short_side, max_pixels=max_pixels)
+
+
+def decode_image(
+    content: bytes, path: str | Path, *, min_short_side: int | None = None, max_pixels: int = MAX_PIXELS
+) -> RGB:
+    """As :func:`read_image`, from the content of a file. ``path`` is its name, for errors; nothing is opened there."""
+    path = Path(path)
     if _is_dicom(path, content[:132]):
         from cclnet.data.dicom import read_dicom
 
@@ -83,6 +91,16 @@ def read_image(path: str | Path, *, min_short_side: int | None = None, max_pixel
         raise
     except _BROKEN as error:
         raise UnreadableImage(path, _reason(error)) from error
+
+
+def rgb_of(image: Image.Image) -> RGB:
+    """The pixels of an image that Pillow has opened or made, as :func:`read_image` would give them."""
+    try:
+        return _to_rgb(Path(getattr(image, "filename", "") or "image"), ImageOps.exif_transpose(image))
+    except UnreadableImage:
+        raise
+    except _BROKEN as error:
+        raise UnreadableImage(getattr(image, "filename", "") or "image", _reason(error)) from error
 
 
 def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:

@@ -1,0 +1,1 @@
+"""From a run to something people use: load, predict, explain, export, serve."""

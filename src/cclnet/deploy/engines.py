@@ -1,0 +1,122 @@
+"""What runs the network: PyTorch, or ONNX Runtime, which needs no torch. Both take uint8 and give probabilities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cclnet.data.parallel import available_cores
+from cclnet.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from cclnet.deploy.shipped import Shipped
+
+Floats = npt.NDArray[np.float64]
+Maps = npt.NDArray[np.float32]
+Batch = npt.NDArray[np.uint8]
+
+
+class Engine(Protocol):
+    """``run`` gives probabilities [N, K], and the raw map of each image's top class, [N, h', w'], where asked for."""
+
+    name: str
+    device: str
+
+    def run(self, batch: Batch, maps: bool) -> tuple[Floats, Maps | None]: ...
+
+
+class OnnxEngine:
+    """An exported model.onnx in ONNX Runtime, from its file or its content."""
+
+    name = "onnx"
+
+    def __init__(self, model: Path | bytes, device: str = "auto") -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise InputError("ONNX models need onnxruntime: pip install 'cclnet[export]'") from error
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = available_cores()
+        settings.log_severity_level = 3
+        providers = _providers(device, onnxruntime.get_available_providers())
+        self.device = "cuda" if providers[0].startswith("CUDA") else "cpu"
+        try:
+            self.session = onnxruntime.InferenceSession(model, settings, providers=providers)
+        except Exception as error:  # onnxruntime raises a dozen kinds without a base of their own
+            raise InputError(f"{_name(model)} is not an ONNX model that can be run: {error}") from error
+        self.outputs = [output.name for output in self.session.get_outputs()]
+        inputs = self.session.get_inputs()
+        if len(inputs) != 1 or inputs[0].type != "tensor(uint8)" or self.outputs[0] != "probabilities":
+            raise InputError(
+                f"{_name(model)} was not exported by cclnet: one input of uint8 images and an output 'probabilities' "
+                f"are expected, got {[i.type for i in inputs]} and {self.outputs}."
+            )
+        self.input = inputs[0].name
+
+    def run(self, batch: Batch, maps: bool) -> tuple[Floats, Maps | None]:
+        if maps and "maps" not in self.outputs:
+            raise InputError("this ONNX model has no class activation maps: its network has none in closed form.")
+        # Only what is asked for: ONNX Runtime leaves out what nobody wants.
+        found = self.session.run(self.outputs if maps else self.outputs[:1], {self.input: batch})
+        probabilities = found[0].astype(np.float64)
+        if not maps:
+            return probabilities, None
+        return probabilities, found[1][np.arange(len(batch)), probabilities.argmax(axis=1)]
+
+
+class TorchEngine:
+    """The shipped network in PyTorch."""
+
+    name = "torch"
+
+    def __init__(self, shipped: Shipped, device: str = "auto") -> None:
+        self.device = torch_device(device)
+        self.shipped = shipped.to(self.device)
+
+    def run(self, batch: Batch, maps: bool) -> tuple[Floats, Maps | None]:
+        import torch
+
+        from cclnet.deploy.gradcam import grad_cam
+
+        shipped = self.shipped
+        with torch.no_grad():
+            features = shipped.features(torch.from_numpy(np.ascontiguousarray(batch)).to(self.device))
+            probabilities = shipped.probabilities(shipped.model.forward_head(features).double())
+            top = probabilities.argmax(dim=1)
+            if not maps:
+                return probabilities.cpu().numpy(), None
+            if shipped.layout is not None:
+                found = shipped.evidence(features)[torch.arange(len(batch)), top]
+            else:
+                found = grad_cam(shipped.model, features, top)
+        return probabilities.cpu().numpy(), found.float().cpu().numpy()
+
+
+def torch_device(device: str) -> str:
+    """A device by name; "auto" is the GPU where there is one."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device '{device}' cannot be used: {str(error).splitlines()[0]}. Try auto or cpu.") from error
+    return device
+
+
+def _providers(device: str, available: list[str]) -> list[str]:
+    if device in ("auto", "cpu"):
+        return ["CPUExecutionProvider"]
+    if not device.startswith("cuda"):
+        raise unknown("device for ONNX Runtime", device, ("auto", "cpu", "cuda"))
+    if "CUDAExecutionProvider" not in available:
+        raise InputError("this onnxruntime has no CUDA: install onnxruntime-gpu, or use the torch engine on the GPU.")
+    return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+
+def _name(model: Path | bytes) -> Any:
+    return model if isinstance(model, Path) else "the model"
