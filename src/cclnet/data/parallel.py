@@ -7,8 +7,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -43,35 +46,51 @@ def spread(
     """
     size = max(1, min(_LARGEST_CHUNK, len(rows) // (4 * workers)))
     chunks = [list(rows[start : start + size]) for start in range(0, len(rows), size)]
-    workers = min(workers, len(chunks))
-    if workers > 1 and _FORKS and not multiprocessing.current_process().daemon:
-        _in_processes(work, chunks, workers, done)
-    elif chunks:
-        with ThreadPoolExecutor(workers) as executor:
-            _collect(executor, work, chunks, done)
+    if chunks:
+        with _workers(work, min(workers, len(chunks))) as submit:
+            for future in as_completed([submit(chunk) for chunk in chunks]):
+                done(future.result())
 
 
-def _collect(
-    executor: Executor, work: Callable[[list[int]], Result], chunks: list[list[int]], done: Callable[[Result], object]
-) -> None:
-    try:
-        for future in as_completed([executor.submit(work, chunk) for chunk in chunks]):
-            done(future.result())
-    finally:
-        executor.shutdown(cancel_futures=True)
+def in_order(
+    work: Callable[[list[int]], Result], chunks: Iterable[list[int]], workers: int, ahead: int
+) -> Iterator[Result]:
+    """What ``work`` gives for each chunk, in their order, made side by side while the earlier ones are used.
+
+    No more than ``ahead`` results are under way or wait to be taken, so that workers that are faster than whoever uses
+    the results do not fill the memory. The workers are those of :func:`spread`; they stop when the iterator is closed.
+    """
+    with _workers(work, workers) as submit:
+        waiting: deque[Future[Result]] = deque()
+        for chunk in chunks:
+            waiting.append(submit(chunk))
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
-def _in_processes(
-    work: Callable[[list[int]], Result], chunks: list[list[int]], workers: int, done: Callable[[Result], object]
-) -> None:
-    lifeline, held_here = os.pipe()
-    try:
-        context = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(workers, context, _become_worker, (work, lifeline, held_here)) as executor:
-            _collect(executor, _work_in_process, chunks, done)
-    finally:
-        os.close(lifeline)
-        os.close(held_here)
+@contextmanager
+def _workers(work: Callable[[list[int]], Result], count: int) -> Iterator[Callable[[list[int]], Future[Result]]]:
+    """Workers for as long as the block lasts; gives the function that hands them a chunk."""
+    if count > 1 and _FORKS and not multiprocessing.current_process().daemon:
+        lifeline, held_here = os.pipe()
+        try:
+            context = multiprocessing.get_context("fork")
+            with ProcessPoolExecutor(count, context, _become_worker, (work, lifeline, held_here)) as processes:
+                try:
+                    yield partial(processes.submit, _work_in_process)
+                finally:
+                    processes.shutdown(cancel_futures=True)
+        finally:
+            os.close(lifeline)
+            os.close(held_here)
+    else:
+        with ThreadPoolExecutor(count) as threads:
+            try:
+                yield partial(threads.submit, work)
+            finally:
+                threads.shutdown(cancel_futures=True)
 
 
 _inherited: Callable[[list[int]], Any]

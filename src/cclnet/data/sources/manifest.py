@@ -23,7 +23,7 @@ from cclnet.data.sources.sheet import PARQUET_SUFFIXES, read_columns, read_sheet
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
 
-_SUFFIXES = (".csv", ".tsv", ".tab", *PARQUET_SUFFIXES)
+SUFFIXES = (".csv", ".tsv", ".tab", *PARQUET_SUFFIXES)
 
 # Names people give to columns, in small letters with underscores. The first that is there is taken; where an image
 # has both a patient and a lesion, the patient is the wider group and the safe one.
@@ -47,8 +47,8 @@ class _Columns:
 def find(path: Path) -> list[Path]:
     """The table itself; in a folder, the tables that have a column for images and something beside it."""
     if path.is_file():
-        return [path] if path.suffix.lower() in _SUFFIXES else []
-    return [file for file in plain_files(path, _SUFFIXES) if _could_be_manifest(read_columns(file))]
+        return [path] if path.suffix.lower() in SUFFIXES else []
+    return [file for file in plain_files(path, SUFFIXES) if _could_be_manifest(read_columns(file))]
 
 
 def read(path: Path, options: Options) -> ImageTable:
@@ -93,9 +93,7 @@ def _the_manifest(path: Path, options: Options) -> Path:
     if path.is_file():
         return path
     asked = {c for c in (options.image_column, options.group_column, options.part_column) if c}
-    tables = (
-        [file for file in plain_files(path, _SUFFIXES) if asked <= set(read_columns(file))] if asked else find(path)
-    )
+    tables = [file for file in plain_files(path, SUFFIXES) if asked <= set(read_columns(file))] if asked else find(path)
     if len(tables) != 1:
         found = f"several tables that fit: {listed([t.name for t in tables])}" if tables else "no table that fits"
         raise InputError(f"{path} holds {found}. Give the CSV or Parquet file itself.")
@@ -108,14 +106,21 @@ def _could_be_manifest(columns: list[str]) -> bool:
     return bool(plain & set(_IMAGE)) and (bool(plain & set(_LABEL)) or len(plain - {*_IMAGE, *_GROUP, *_PART}) > 1)
 
 
-def _choose_columns(sheet: Path, rows: pd.DataFrame, options: Options) -> _Columns:
+def image_column(sheet: Path, rows: pd.DataFrame, asked: str | None = None) -> str:
+    """The column that names the images: the one asked for, else one of the usual names."""
     known = [str(column) for column in rows.columns]
-    image = _column(sheet, known, options.image_column, _IMAGE)
+    image = _column(sheet, known, asked, _IMAGE)
     if image is None:
         raise InputError(
             f"{sheet}: no column names the images. Say which with image_column (--image-column); "
             f"there are: {listed(known, 40)}."
         )
+    return image
+
+
+def _choose_columns(sheet: Path, rows: pd.DataFrame, options: Options) -> _Columns:
+    known = [str(column) for column in rows.columns]
+    image = image_column(sheet, rows, options.image_column)
     group = _column(sheet, known, options.group_column, _GROUP)
     part = _column(sheet, known, options.part_column, _PART)
     taken = {image, group, part}
