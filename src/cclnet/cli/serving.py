@@ -1,0 +1,59 @@
+"""`cclnet serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cclnet.errors import InputError
+
+
+def serve(
+    run: Annotated[Path, typer.Argument(help="A run folder, or an exported model.")],
+    host: Annotated[str, typer.Option(help="Address to listen at. Any but this machine's own needs a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 finds a free one.")] = 8000,
+    token: Annotated[str | None, typer.Option(envvar="CCLNET_TOKEN", help="What everyone who asks must know.")] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(help="A further name that the server goes by.")] = None,
+    examples: Annotated[bool, typer.Option("--examples", help="Allow images of the training set to be shown.")] = False,
+    data: Annotated[str | None, typer.Option(help="Where the images are, if they have moved since training.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep what is sent in this folder. Default: nothing is kept.")] = (
+        None
+    ),
+    max_megabytes: Annotated[float, typer.Option(help="Of an image file.")] = 20.0,
+    max_megapixels: Annotated[float, typer.Option(help="Of an image, by its header.")] = 50.0,
+    max_seconds: Annotated[float, typer.Option(help="To arrive, to be decoded, to be answered, each.")] = 30.0,
+    batch: Annotated[int, typer.Option(help="Most images that go through the network at once.")] = 16,
+    readers: Annotated[int | None, typer.Option(help="Processes that decode. Default: one a core, up to 4.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, onnx or torch. auto: onnx on a CPU, torch on a GPU.")] = "auto",
+) -> None:
+    """Serve RUN on a page where people drop images, and as an API. For this machine alone unless --host says more."""
+    try:
+        import fastapi  # noqa: F401
+        import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"serving needs {error.name}: pip install 'cclnet[serve,export]'") from error
+    from cclnet.deploy.serve.limits import Limits
+    from cclnet.deploy.serve.server import serve as run_server
+
+    limits = Limits(upload_bytes=round(max_megabytes * 2**20), pixels=round(max_megapixels * 1e6), seconds=max_seconds)
+    run_server(
+        run,
+        host=host,
+        port=port,
+        token=token,
+        allowed_hosts=tuple(allow_host or ()),
+        examples=examples,
+        data=data,
+        keep=keep,
+        limits=limits,
+        largest_batch=batch,
+        readers=readers,
+        device=device,
+        engine=engine,
+    )

@@ -1,0 +1,58 @@
+"""A few images of each class that the model was trained on, to compare with. Only where it was allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from cclnet.errors import InputError
+
+COUNT = 3  # of each class
+
+
+def read_examples(
+    run: Path, classes: Sequence[str], multilabel: bool, data: str | None = None
+) -> tuple[dict[str, list[str]], str]:
+    """Small pictures (data URIs) of training images of each class, and a line about those that are missing.
+
+    They are read once, when the server starts: no request ever leads to the data.
+    """
+    from cclnet.report.run_files import read_run
+    from cclnet.report.thumbnails import thumbnails
+
+    chosen = choose(_split(run), classes, multilabel)
+    names = sorted({name for of_class in chosen.values() for name in of_class})
+    pictures, note = thumbnails(names, read_run(run).settings, data)
+    if not pictures:
+        why = note or "the split names no training images."
+        raise InputError(f"--examples: there is nothing to show. {why} If the data has moved, say where: --data.")
+    return {of: [pictures[name] for name in found if name in pictures] for of, found in chosen.items()}, note
+
+
+def choose(split: pd.DataFrame, classes: Sequence[str], multilabel: bool, count: int = COUNT) -> dict[str, list[str]]:
+    """Names of a few training images of each class, no two of one lesion or patient where those are known.
+
+    Drawn by chance from one seed: the first ones of a list are often of one source.
+    """
+    train = split[split["part"] == "train"].sample(frac=1, random_state=np.random.RandomState(0))
+    chosen = {}
+    for name in classes:
+        own = train[[name in (label.split("|") if multilabel else (label,)) for label in train["label"]]]
+        if "group" in own:
+            own = own[(own["group"] == "") | ~own["group"].duplicated()]
+        chosen[name] = own["image"].head(count).tolist()
+    return chosen
+
+
+def _split(run: Path) -> pd.DataFrame:
+    path = run / "split.csv"
+    try:
+        split = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--examples shows images of the training part, but {path} cannot be read: {error}") from error
+    if missing := {"image", "part", "label"} - set(split.columns):
+        raise InputError(f"--examples: {path} has no column {', '.join(sorted(missing))}.")
+    return split

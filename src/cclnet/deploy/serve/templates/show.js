@@ -1,0 +1,178 @@
+// Fills in the answer. All texts are set as text: nothing that a class is called can become markup.
+import { clearHeat, heatPicture, setStrength, showHeat } from "./heat.js";
+import { labels, percent } from "./words.js";
+
+const main = document.querySelector("main");
+const result = document.getElementById("result");
+const strength = document.getElementById("strength");
+const MOST_BARS = 10; // classes up to which all have a bar in sight
+
+let shown = null; // the answer on the page, with the name of its file
+
+strength.addEventListener("input", applyStrength);
+document.getElementById("take-json").addEventListener("click", () => {
+  const { picture, ...kept } = shown.answer; // the image itself its owner has
+  save(new Blob([JSON.stringify({ file: shown.name, ...kept }, null, 1)], { type: "application/json" }), "json");
+});
+document.getElementById("take-picture").addEventListener("click", async () => {
+  save(await heatPicture(shown.answer, shown.name, Number(strength.value) / 100), "png");
+});
+
+export async function show(answer, name) {
+  const picture = document.getElementById("picture");
+  picture.src = answer.picture;
+  await picture.decode();
+  picture.alt = `Your image, ${name}`;
+  picture.parentElement.style.setProperty("--ratio", picture.naturalWidth / picture.naturalHeight);
+  shown = { answer, name };
+  result.hidden = false;
+  showVerdict(answer);
+  showBars(answer.probabilities);
+  await showLook(answer);
+  await showAlike(answer);
+}
+
+export function forget() {
+  shown = null;
+  result.hidden = true;
+}
+
+function showVerdict(answer) {
+  const several = answer.label.split("|").length > 1 || answer.label === "";
+  document.getElementById("sureness").textContent = answer.sureness;
+  const said = document.getElementById("said");
+  said.textContent = labels(answer);
+  if (!several) said.append(" ", element("small", percent(answer.probabilities[0].probability)));
+  said.closest(".verdict").classList.toggle("unsure", answer.confidence < 0.5);
+  document.getElementById("words").replaceChildren(...answer.words.map((line) => element("p", line)));
+}
+
+function showBars(probabilities) {
+  const shares = probabilities.map((one) => [one.name, one.probability]);
+  const parts = [barTable("Probability of each class", shares.slice(0, MOST_BARS))];
+  if (shares.length > MOST_BARS) {
+    const rest = document.createElement("details");
+    rest.append(element("summary", `The other ${shares.length - MOST_BARS} classes`));
+    rest.append(barTable("Probability of the other classes", shares.slice(MOST_BARS), false));
+    parts.push(rest);
+  }
+  document.getElementById("bars").replaceChildren(...parts);
+}
+
+function barTable(words, shares, withFirst = true) {
+  const table = element("table", "", "bars");
+  const longest = Math.max(...shares.map(([name]) => name.length));
+  table.style.setProperty("--name", `${Math.min(Math.max(longest + 1, 3), 17)}ch`);
+  const caption = document.createElement("caption");
+  caption.append(element("span", words));
+  const body = document.createElement("tbody");
+  shares.forEach(([name, share], row) => {
+    const line = element("tr", "", withFirst && row === 0 ? "first" : "");
+    const head = element("th", name);
+    head.scope = "row";
+    const cell = element("td", "", "bar");
+    cell.setAttribute("aria-hidden", "true"); // the number beside it says the same
+    cell.append(track(share));
+    line.append(head, cell, element("td", percent(share), "n"));
+    body.append(line);
+  });
+  table.append(caption, body);
+  return table;
+}
+
+async function showLook(answer) {
+  const { left, top, width, height } = answer.seen;
+  const place = { left, top, width, height };
+  const frame = document.querySelector(".stage .seen");
+  frame.hidden = width > 0.999 && height > 0.999;
+  for (const box of [frame, document.getElementById("heat")]) {
+    for (const [side, share] of Object.entries(place)) box.style[side] = `${100 * share}%`;
+  }
+  const caption = frame.hidden ? [] : ["The model sees what is inside the frame."];
+  if (answer.heat) {
+    await showHeat(answer.heat.png);
+    applyStrength();
+    caption.unshift(`What speaks for ${answer.heat.of} lies ${answer.heat.where}.`);
+  } else {
+    clearHeat();
+    if (!main.dataset.heat) caption.unshift("This network cannot tell where it looked.");
+  }
+  document.getElementById("strength-row").hidden = !answer.heat;
+  document.getElementById("caption").textContent = caption.join(" ");
+}
+
+function applyStrength() {
+  setStrength(Number(strength.value) / 100);
+  const words = strength.value === "0" ? "off" : `${strength.value}%`;
+  document.getElementById("strength-value").textContent = words;
+  strength.setAttribute("aria-valuetext", words);
+}
+
+// The predicted class and those most alike it, with pictures of each where they may be shown.
+async function showAlike(answer) {
+  const first = answer.probabilities[0].name;
+  const soft = answer.similar.length > 0;
+  const others = soft ? answer.similar : answer.probabilities.slice(1, 3).map((one) => ({ name: one.name, weight: null }));
+  const withPictures = Boolean(main.dataset.examples);
+  document.getElementById("alike").hidden = !soft && !withPictures;
+  document.getElementById("alike-title").textContent = soft ? `What ${first} is most easily confused with` : "What these classes look like";
+  document.getElementById("alike-words").textContent = [
+    soft ? `The more weight a class has in the soft label of ${first}, the more alike the two are to the model.` : "",
+    withPictures ? "The pictures are images of each class that it was trained on." : "",
+  ].filter(Boolean).join(" ");
+  const largest = Math.max(...others.map((one) => one.weight ?? 0), 1e-9);
+  const cards = [...(withPictures ? [{ name: first, weight: null }] : []), ...others];
+  document.getElementById("alike-list").replaceChildren(
+    ...(await Promise.all(cards.map((one) => card(one, largest, withPictures, first)))),
+  );
+}
+
+async function card({ name, weight }, largest, withPictures, first) {
+  const item = document.createElement("li");
+  item.append(element("h3", name));
+  const line = element("p", "", weight === null ? "weight own" : "weight");
+  const words = weight !== null ? `weight ${percent(weight)}` : name === first ? "the answer" : "";
+  line.append(element("span", words), track((weight ?? 0) / largest));
+  item.append(line);
+  if (withPictures) item.append(await thumbs(name));
+  return item;
+}
+
+async function thumbs(name) {
+  const row = element("div", "", "thumbs");
+  const response = await fetch(`examples/${classes().indexOf(name)}`);
+  if (!response.ok) return row;
+  const { pictures } = await response.json();
+  pictures.forEach((source, place) => {
+    const picture = document.createElement("img");
+    picture.src = source;
+    picture.alt = `${name}, example ${place + 1}`;
+    row.append(picture);
+  });
+  return row;
+}
+
+const classes = () => JSON.parse(main.dataset.classes);
+
+function track(share) {
+  const outer = element("span", "", "track");
+  const inner = document.createElement("i");
+  inner.style.width = `${100 * share}%`;
+  outer.append(inner);
+  return outer;
+}
+
+function element(tag, text, kind = "") {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+
+function save(blob, ending) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = `${shown.name.replace(/\.[^.]*$/, "").replace(/[^\p{L}\p{N}_-]+/gu, "_") || "image"}-result.${ending}`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
