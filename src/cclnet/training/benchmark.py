@@ -28,6 +28,7 @@ from torch import Tensor
 
 from cclnet.data.table import ImageTable
 from cclnet.methods import Loss
+from cclnet.training.compiled import compiled, recorded
 from cclnet.training.loop import Training, make_optimizer
 from cclnet.training.prepare import PreparedData, make_fabric, make_network, prepare_data
 from cclnet.training.run_folder import RunFolder, versions
@@ -122,6 +123,8 @@ def _epochs(settings: Settings, data: PreparedData, scratch: Path, accelerator: 
     fabric = make_fabric(settings, accelerator=accelerator)
     run = RunFolder(scratch)
     scratch.mkdir(parents=True)
+    # Nothing compiled before counts: the start is that of a first run on a machine.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "compiled")
     began = time.monotonic()
     training = Training(settings, run, fabric, data)
     batch = next(iter(training.loader.epoch(0)))
@@ -140,10 +143,10 @@ def _ceiling(settings: Settings, data: PreparedData, repeats: int, accelerator: 
     """Images per second of the network alone, on a fixed batch; the median of repeated timings."""
     fabric = make_fabric(settings, accelerator=accelerator)
     on_gpu = fabric.device.type == "cuda"
-    compiled = on_gpu if settings.compile is None else settings.compile
+    compile = on_gpu if settings.compile is None else settings.compile
     network = make_network(settings, data).to(memory_format=torch.channels_last)
     optimizer = make_optimizer(settings, network, on_gpu)
-    wrapped = fabric.setup_module(torch.compile(network) if compiled else network)
+    wrapped = fabric.setup_module(compiled(network) if compile else network)
     optimizer.param_groups[0]["params"] = list(network.classifier.parameters())
     size = settings.augment.crop
     images = torch.randn(settings.batch_size, 3, size, size, device=fabric.device)
@@ -156,7 +159,7 @@ def _ceiling(settings: Settings, data: PreparedData, repeats: int, accelerator: 
         if settings.clip > 0:
             torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
 
-    replay = _captured(gradients, optimizer) if on_gpu and compiled else None
+    replay = recorded(gradients, optimizer) if on_gpu and compile else None
 
     def step() -> None:
         if replay is None:
@@ -167,21 +170,6 @@ def _ceiling(settings: Settings, data: PreparedData, repeats: int, accelerator: 
         optimizer.step()
 
     return _rate(step, settings.batch_size, repeats, on_gpu)
-
-
-def _captured(work: Any, optimizer: torch.optim.Optimizer) -> torch.cuda.CUDAGraph:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            optimizer.zero_grad(set_to_none=True)
-            work()
-    torch.cuda.current_stream().wait_stream(stream)
-    optimizer.zero_grad(set_to_none=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph
 
 
 def _rate(step: Any, images: int, repeats: int, on_gpu: bool) -> float:

@@ -20,6 +20,7 @@ from cclnet.errors import InputError, NotFinite
 from cclnet.functional import collapse_point
 from cclnet.network import CCLNet, Classifier
 from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_latest
+from cclnet.training.compiled import compiled
 from cclnet.training.interrupt import StopRequest
 from cclnet.training.outcome import describe, write_outcome
 from cclnet.training.prepare import (
@@ -94,8 +95,8 @@ class Training:
     def __init__(self, settings: Settings, run: RunFolder, fabric: Fabric, data: PreparedData) -> None:
         self.settings, self.run, self.fabric, self.data = settings, run, fabric, data
         on_gpu = fabric.device.type == "cuda"
-        compiled = on_gpu if settings.compile is None else settings.compile
-        if compiled:
+        compiling = on_gpu if settings.compile is None else settings.compile
+        if compiling:
             torch._dynamo.reset()  # it keeps few versions of a function: those of earlier runs must not use them up
         self.network = make_network(settings, data).to(memory_format=torch.channels_last)
         if settings.batch_norm == "sync":
@@ -103,7 +104,7 @@ class Training:
                 raise InputError("batch_norm 'sync' needs GPUs: on a CPU use 'batch' or 'frozen'.")
             self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)
         self.loader = train_loader(settings, data, fabric)
-        wrapped = fabric.setup_module(torch.compile(self.network) if compiled else self.network)
+        wrapped = fabric.setup_module(compiled(self.network) if compiling else self.network)
         self.optimizer = make_optimizer(settings, self.network, on_gpu)
         self.average = None
         if settings.ema:
@@ -120,8 +121,8 @@ class Training:
             self.mean,
             self.std,
             settings.clip,
-            compile=compiled,
-            capture=compiled and on_gpu and fabric.world_size == 1,
+            compile=compiling,
+            capture=compiling and on_gpu and fabric.world_size == 1,
         )
         self.records: list[dict[str, Any]] = []
         self.epoch = 0  # whole epochs done

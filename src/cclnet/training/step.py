@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cclnet.data.augment import AugmentSettings, augment
 from cclnet.data.loader import Batch
+from cclnet.training.compiled import compiled, recorded
 
 
 class TrainStep:
@@ -55,7 +56,7 @@ class TrainStep:
             assert parameters is not None  # a training batch has them
             return augment(crops, parameters, settings, mean, std)
 
-        self.augmented = torch.compile(augmented, fullgraph=True) if compile else augmented
+        self.augmented = compiled(augmented, fullgraph=True) if compile else augmented
 
     def __call__(self, batch: Batch) -> Tensor:
         if self.capture and self._graph is None:
@@ -87,18 +88,12 @@ class TrainStep:
         self._inputs = _clone(batch)
         buffers = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
         random_state = torch.cuda.get_rng_state()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self.optimizer.zero_grad(set_to_none=True)
-                self._gradients(self._inputs)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.optimizer.zero_grad(set_to_none=True)  # so that a replay writes gradients instead of adding
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may be loading ahead: only what this one does must be capturable.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._losses = self._gradients(self._inputs)
+        inputs = self._inputs
+
+        def work() -> None:
+            self._losses = self._gradients(inputs)
+
+        graph = recorded(work, self.optimizer)
         for buffer, before in buffers:
             buffer.copy_(before)
         torch.cuda.set_rng_state(random_state)
