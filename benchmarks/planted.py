@@ -1,10 +1,11 @@
 """Does a method learn looks or class frequency? Trained end to end on drawn lesions whose similarity is known.
 
-    python benchmarks/planted.py --jobs 2            # writes results/planted.json, .md and .png
+    python benchmarks/planted.py            # two CPU cores; writes results/planted.json, .md and .png
 
-For balanced classes and the imbalance of ISIC 2018, with little and with much overlap between classes, and several
-seeds: after every epoch the rank correlation of the learned matrix with the planted similarity and with class
-rarity, the softness, and when the dictionary was frozen.
+For balanced classes and the imbalance of ISIC 2018, with little and with much overlap between classes, and three seeds:
+after every epoch the rank correlation of the learned matrix with the planted similarity and with class rarity, the
+softness, and when the soft labels were held for good. Each finished run is kept in ``--runs``, so that the command goes
+on where it was stopped; a run that was made with other settings is made anew.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -23,79 +24,104 @@ import numpy as np
 import torch
 
 from cclnet.data.synthetic import SyntheticSettings, planted_similarity
-from cclnet.errors import InputError
 from cclnet.evaluation.correlation import agreement, rarity_agreement
+from cclnet.files import write_whole
 from cclnet.training.loop import train
 from cclnet.training.run_folder import versions
 from cclnet.training.settings import make_settings
 
+METHODS = ("ccl", "ccl-balanced", "ccl-centroid")
 SETS = [(balance, overlap) for balance in ("balanced", "isic2018") for overlap in ("little", "much")]
+TITLES = {
+    "softest": "at the softest epoch", "held": "when held", "best": "at its best epoch", "last": "at the end",
+    "rarity": "with rarity", "accuracy": "accuracy", "softness": "softness",
+}  # fmt: skip
 
 
 def one_run(job: dict[str, Any]) -> dict[str, Any]:
     """Train once; returns the course of softness and of both rank correlations over the epochs."""
-    torch.set_num_threads(job["threads"])
+    torch.set_num_threads(1)
     imbalance = "" if job["balance"] == "balanced" else ",imbalance=isic2018"
+    size = job["crop"] + 8
     settings = make_settings(
         {
-            "data": f"synthetic:images={job['images']},overlap={job['overlap']},seed={job['seed']}{imbalance}",
-            "short_side": 72,
+            "data": f"synthetic:images={job['images']},size={size},overlap={job['overlap']},"
+            f"seed={job['seed']}{imbalance}",
+            "short_side": size,
             "backbone": job["backbone"],
             "method": job["method"],
             "epochs": job["epochs"],
-            "batch_size": 64,
-            "lr": 0.05,
+            "batch_size": job["batch_size"],
+            "lr": job["lr"],
             "lr_ccl": job["lr_ccl"],
             "warmup_epochs": 1,
             "seed": job["seed"],
-            "augment": {"crop": 64},
+            "schedule": "cosine",
+            # Colour is one of the looks that are planted: it is not jittered away.
+            "augment": {"crop": job["crop"], "brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0},
             "compile": False,
+            "validate_every": job["epochs"],
         }
     )
     truth = planted_similarity(7)
-    course: list[dict[str, float]] = []
-    counts: list[int] = []
+    course: list[dict[str, Any]] = []
 
     def look(record: dict[str, Any], network: Any) -> None:
         matrix = network.soft_labels().double().cpu().numpy()
-        if not counts:
-            counts.extend(network.method.classes.counts)
-        rarity = rarity_agreement(matrix, counts) if len(set(counts)) > 1 else None
-        course.append(
-            {
-                "truth": agreement(matrix, truth),
-                "rarity": rarity,
-                **{k: record[k] for k in ("softness", "frozen", "val_accuracy", "loss")},
-            }
-        )
+        counts = network.method.classes.counts
+        rarity = rarity_agreement(matrix, counts) if job["balance"] != "balanced" else None
+        kept = {name: record[name] for name in ("softness", "frozen", "structure", "val_accuracy") if name in record}
+        course.append({"truth": agreement(matrix, truth), "rarity": rarity, **kept})
 
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        train(settings, Path(scratch) / "run", progress=False, on_epoch=look)
+        train(settings, Path(scratch) / "run", accelerator=job["accelerator"], progress=False, on_epoch=look)
         matrix = np.loadtxt(Path(scratch) / "run" / "correlation.csv", delimiter=",", skiprows=1, usecols=range(1, 8))
-    frozen = [epoch for epoch, record in enumerate(course, start=1) if record["frozen"]]
+    held = [epoch for epoch, record in enumerate(course, start=1) if record["frozen"]]
     return {
-        **job,
+        "job": job,
         "seconds": time.monotonic() - began,
-        "freeze_epoch": frozen[0] if frozen else None,
+        "held_epoch": held[0] if held else None,
         "course": course,
         "matrix": matrix.tolist(),
     }
 
 
+def name_of(job: dict[str, Any]) -> str:
+    return "-".join(str(job[key]) for key in ("method", "balance", "overlap", "seed"))
+
+
+def kept_run(job: dict[str, Any], folder: Path) -> dict[str, Any] | None:
+    """The run of this very job, if it was finished before."""
+    path = folder / f"{name_of(job)}.json"
+    run = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return run if run.get("job") == job else None
+
+
+def all_runs(jobs: Sequence[dict[str, Any]], folder: Path, at_once: int) -> list[dict[str, Any]]:
+    """The runs of all jobs, in their order; those that are missing are made, several at once, and kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [job for job in jobs if kept_run(job, folder) is None]
+    print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are there", flush=True)
+    with ProcessPoolExecutor(at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for number, done in enumerate(as_completed([pool.submit(one_run, job) for job in missing]), start=1):
+            run = json.loads(json.dumps(done.result()), parse_float=lambda text: round(float(text), 5))
+            write_whole(folder / f"{name_of(run['job'])}.json", json.dumps(run) + "\n")
+            at_end = {key: value for key, value in moments(run).items() if key in ("held", "last", "rarity")}
+            print(f"{number} of {len(missing)}", name_of(run["job"]), f"{run['seconds']:.0f} s", at_end, flush=True)
+    return [run for job in jobs if (run := kept_run(job, folder)) is not None]
+
+
 def moments(run: dict[str, Any]) -> dict[str, float | None]:
-    """The rank correlations at the moments people ask about."""
-    course = run["course"]
-    softest = min(range(len(course)), key=lambda i: course[i]["softness"])
-    best = max(range(len(course)), key=lambda i: course[i]["truth"])
-    freeze = run["freeze_epoch"]
+    """The rank correlation with the truth at the moments people ask about, and what else the table shows."""
+    course, held = run["course"], run["held_epoch"]
+    softest = min(course, key=lambda record: float(record["softness"]))
     return {
-        "softest": course[softest]["truth"],
-        "freeze": course[freeze - 1]["truth"] if freeze else None,
-        "best": course[best]["truth"],
-        "best_epoch": best + 1,
+        "softest": softest["truth"],
+        "held": course[held - 1]["truth"] if held else None,
+        "best": max(record["truth"] for record in course),
         "last": course[-1]["truth"],
-        "last_rarity": course[-1]["rarity"],
+        "rarity": course[-1]["rarity"],
         "accuracy": course[-1]["val_accuracy"],
         "softness": course[-1]["softness"],
     }
@@ -103,103 +129,99 @@ def moments(run: dict[str, Any]) -> dict[str, float | None]:
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
     """Markdown: one row a method and set, mean over seeds and the range in brackets."""
-    lines = [
-        "| method | classes | overlap | softest | freeze | best | last | rarity | accuracy | softness | froze at |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for method in dict.fromkeys(run["method"] for run in runs):
+    heads = ["method", "classes", "overlap", *TITLES.values(), "held at epoch"]
+    lines = [f"| {' | '.join(heads)} |", "|---|---|---|" + "--:|" * (len(heads) - 3)]
+    for method in dict.fromkeys(run["job"]["method"] for run in runs):
         for balance, overlap in SETS:
-            chosen = [r for r in runs if (r["method"], r["balance"], r["overlap"]) == (method, balance, overlap)]
-            if not chosen:
-                continue
-            seen = [moments(run) for run in chosen]
-            cells = [
-                _spread([m[key] for m in seen])
-                for key in ("softest", "freeze", "best", "last", "last_rarity", "accuracy", "softness")
-            ]
-            froze = ", ".join(str(run["freeze_epoch"] or "never") for run in chosen)
-            lines.append(f"| {method} | {balance} | {overlap} | {' | '.join(cells)} | {froze} |")
+            chosen = of(runs, method, balance, overlap)
+            if chosen:
+                cells = [_spread([moments(run)[key] for run in chosen]) for key in TITLES]
+                held = ", ".join(str(run["held_epoch"] or "never") for run in chosen)
+                lines.append(f"| {method} | {balance} | {overlap} | {' | '.join(cells)} | {held} |")
     return "\n".join(lines) + "\n"
 
 
+def of(runs: Sequence[dict[str, Any]], *which: str) -> list[dict[str, Any]]:
+    return [run for run in runs if tuple(run["job"][key] for key in ("method", "balance", "overlap")) == which]
+
+
 def _spread(values: Sequence[float | None]) -> str:
+    """
+    >>> _spread([0.5, None, 0.75]), _spread([None])
+    ('0.62 [0.50, 0.75]', '–')
+    """
     known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    return f"{np.mean(known):.2f} [{min(known):.2f}, {max(known):.2f}]"
+    return f"{np.mean(known):.2f} [{min(known):.2f}, {max(known):.2f}]" if known else "–"
 
 
 def figure(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Epoch by epoch, a column a set: rank correlations above, softness below, the freeze as a dot."""
-    import matplotlib
+    """Epoch by epoch, a row a method and a column a set: what the matrix follows, a dot where it was held."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    methods = list(dict.fromkeys(run["job"]["method"] for run in runs))
+    drawing = Figure(figsize=(13, 1.2 + 2.5 * len(methods)), layout="constrained")
+    axes = drawing.subplots(len(methods), len(SETS), sharex=True, sharey=True, squeeze=False)
+    for row, method in enumerate(methods):
+        for column, (balance, overlap) in enumerate(SETS):
+            axis = axes[row, column]
+            axis.axhline(0, color="grey", linewidth=0.6)
+            for run in of(runs, method, balance, overlap):
+                _curve(axis, run, "truth", "#31688e")
+                if balance != "balanced":
+                    _curve(axis, run, "rarity", "#b5523b")
+            if row == 0:
+                axis.set_title(f"{balance}, {overlap} overlap", fontsize=10)
+            if row == len(methods) - 1:
+                axis.set_xlabel("epoch")
+        axes[row, 0].set_ylabel(f"{method}\nrank correlation")
+    axes[0, 0].set_ylim(-0.5, 1.0)
+    drawing.suptitle("What the matrix follows: looks (blue) or class rarity (red); a line a seed, a dot where held")
+    drawing.savefig(path, dpi=100, metadata={"Software": None})
 
-    method = runs[0]["method"]
-    figure, axes = plt.subplots(2, len(SETS), figsize=(14, 6), sharex=True, sharey="row")
-    for column, (balance, overlap) in enumerate(SETS):
-        for run in (r for r in runs if (r["method"], r["balance"], r["overlap"]) == (method, balance, overlap)):
-            epochs = range(1, len(run["course"]) + 1)
-            lines = [(0, "truth", "#31688e"), (1, "softness", "#2a7f62")]
-            if balance != "balanced":
-                lines.insert(1, (0, "rarity", "#b5523b"))
-            for row, key, colour in lines:
-                values = [record[key] for record in run["course"]]
-                axes[row, column].plot(epochs, values, color=colour, alpha=0.8, linewidth=1.3)
-                if freeze := run["freeze_epoch"]:
-                    axes[row, column].plot(freeze, values[freeze - 1], "o", color=colour, markersize=5)
-        axes[0, column].set_title(f"{balance}, {overlap} overlap")
-        axes[0, column].axhline(0, color="grey", linewidth=0.6)
-        axes[1, column].axhline(0.5519, color="grey", linewidth=0.8, linestyle="--")
-        axes[1, column].set_xlabel("epoch")
-    axes[0, 0].set_ylabel("rank correlation with\nplanted truth (blue), rarity (red)")
-    axes[1, 0].set_ylabel("softness (dashed: collapse point)")
-    figure.suptitle(f"What the matrix of '{method}' follows, three seeds each; dots mark the freeze")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+
+def _curve(axis: Any, run: dict[str, Any], key: str, colour: str) -> None:
+    values, held = [record[key] for record in run["course"]], run["held_epoch"]
+    axis.plot(range(1, len(values) + 1), values, color=colour, alpha=0.8, linewidth=1.3)
+    if held:
+        axis.plot(held, values[held - 1], "o", color=colour, markersize=5)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=["ccl"])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--images", type=int, default=2400)
-    parser.add_argument("--backbone", default="resnet10t")
+    parser.add_argument("--crop", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--lr-ccl", type=float, default=0.005)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once")
-    parser.add_argument("--threads", type=int, default=1, help="threads of a run")
+    parser.add_argument("--backbone", default="test_byobnet")
+    parser.add_argument("--accelerator", default="cpu")
+    parser.add_argument("--at-once", type=int, default=2, help="runs at once, each on one core")
+    parser.add_argument("--runs", type=Path, default=Path("runs/planted"), help="where finished runs are kept")
     parser.add_argument("--out", type=Path, default=Path("results/planted"))
     given = parser.parse_args()
-    if given.seeds < 1:
-        raise InputError("--seeds must be 1 or more.")
+    shared = {key: value for key, value in vars(given).items()
+              if key not in ("methods", "seeds", "at_once", "runs", "out")}  # fmt: skip
     jobs = [
-        {"method": method, "balance": balance, "overlap": overlap, "seed": seed, "epochs": given.epochs,
-         "images": given.images, "backbone": given.backbone, "lr_ccl": given.lr_ccl, "threads": given.threads}
-        for method in given.methods for balance, overlap in SETS for seed in range(given.seeds)
+        {"method": method, "balance": balance, "overlap": overlap, "seed": seed, **shared}
+        for seed in given.seeds for balance, overlap in SETS for method in given.methods
     ]  # fmt: skip
-    began = time.monotonic()
-    with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        runs = []
-        for run in pool.map(one_run, jobs):
-            runs.append(run)
-            what = [run[key] for key in ("method", "balance", "overlap", "seed")]
-            print(len(runs), "of", len(jobs), *what, moments(run), flush=True)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    runs = all_runs(jobs, given.runs, given.at_once)
+    runs.sort(key=lambda run: given.methods.index(run["job"]["method"]))
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    rounded = json.loads(json.dumps(runs), parse_float=lambda text: round(float(text), 5))
     content = {
-        "settings": {name: value for name, value in vars(given).items() if name != "out"},
-        "device": device,
+        "settings": {**shared, "methods": list(given.methods), "seeds": list(given.seeds), "at_once": given.at_once},
+        "device": torch.cuda.get_device_name() if given.accelerator == "cuda" else "CPU, one core a run",
         "versions": versions(),
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds_of_runs": round(sum(run["seconds"] for run in runs), 1),
         "similarity": planted_similarity(7).round(5).tolist(),
         "imbalance": SyntheticSettings(images=given.images, imbalance="isic2018").class_counts().tolist(),
-        "runs": rounded,
+        "runs": [{**run["job"], **{key: value for key, value in run.items() if key != "job"}} for run in runs],
     }
-    given.out.with_suffix(".json").write_text(json.dumps(content) + "\n")
-    given.out.with_suffix(".md").write_text(table(runs))
+    write_whole(given.out.with_suffix(".json"), json.dumps(content) + "\n")
+    write_whole(given.out.with_suffix(".md"), table(runs))
     figure(runs, given.out.with_suffix(".png"))
     print(table(runs))
 

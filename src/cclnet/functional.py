@@ -90,16 +90,17 @@ def dictionary_distance(dictionary: Tensor) -> Tensor:
     return squared_distance(dictionary, dictionary).masked_fill(own, 0.0)
 
 
-def soft_labels(dictionary: Tensor) -> Tensor:
+def soft_labels(dictionary: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """The learned label distributions: [K, D] → [K, K]; row k is the distribution of class k.
 
-    ``p_k = softmax over k' of −f_d(c_k', c_k)``. The own class is always the largest of its row.
+    ``p_k = softmax over k' of −f_d(c_k', c_k) / T``. The own class is always the largest of its row. The paper has no
+    temperature (T = 1); a lower one gives harder labels, with the same order within a row.
 
     >>> soft_labels(torch.eye(2))
     tensor([[0.8808, 0.1192],
             [0.1192, 0.8808]])
     """
-    return torch.softmax(-dictionary_distance(dictionary), dim=1)
+    return torch.softmax(-dictionary_distance(dictionary) / temperature, dim=1)
 
 
 def softness(labels: Tensor) -> Tensor:

@@ -34,6 +34,10 @@ class CCLHead(nn.Module):
         patience: freeze after so many epochs in a row without a drop of softness; None never freezes.
         dictionary_norm: expected length of a class embedding at the start. Distances see directions only, so
             a step turns an embedding in proportion to 1/length²: long ones never move, short ones move fast.
+        temperature: T of the soft labels ``softmax(−f_d / T)``; the paper has 1. What the head itself learns from,
+            softmax(−f_d) of an image, has none.
+        sharpen: once frozen, the soft labels are raised to this power and made distributions again (T divided by
+            it): 1 leaves them as they are, more makes them harder.
 
     >>> head = CCLHead(in_features=32, num_classes=7)
     >>> terms = head(torch.randn(8, 32), torch.randint(7, (8,)))
@@ -55,14 +59,18 @@ class CCLHead(nn.Module):
         correlation_weight: float = 10.0,
         patience: int | None = 10,
         dictionary_norm: float = 2.0**0.5,
+        temperature: float = 1.0,
+        sharpen: float = 1.0,
     ) -> None:
         super().__init__()
         _check_settings(in_features, num_classes, widths, margin, correlation_weight, patience, dictionary_norm)
+        _check_use(temperature, sharpen)
         self.in_features = in_features
         self.num_classes = num_classes
         self.margin = margin
         self.correlation_weight = correlation_weight
         self.patience = patience
+        self.temperature, self.sharpen = temperature, sharpen
         self.embedding = _embedding([in_features, *widths])
         live = torch.randn(num_classes, widths[-1]) * (dictionary_norm / widths[-1] ** 0.5)
         self.live_dictionary = nn.Parameter(live)
@@ -83,7 +91,8 @@ class CCLHead(nn.Module):
 
     def soft_labels(self) -> Tensor:
         """The label distributions as they are now, [K, K], row k for class k, without gradient."""
-        return functional.soft_labels(self.dictionary.detach())
+        power = torch.where(self.frozen_flag, self.sharpen, 1.0)
+        return functional.soft_labels(self.dictionary.detach(), self.temperature / power)
 
     def softness(self) -> Tensor:
         """Mean probability of the own class in ``soft_labels()``."""
@@ -154,18 +163,29 @@ def _check_settings(
         raise InputError(f"dictionary_norm must be a positive length, got {dictionary_norm}. Usual is 1.41.")
 
 
+def _check_use(temperature: float, sharpen: float) -> None:
+    for name, value in (("temperature", temperature), ("sharpen", sharpen)):
+        if not 0.0 < value < float("inf"):
+            raise InputError(f"{name} must be above 0, got {value}. The paper has 1.")
+
+
 def check_batch(features: Tensor, labels: Tensor, in_features: int, num_classes: int) -> None:
     """Refuse a batch that does not fit, with the reason.
 
     Values are looked at on the CPU only, and not inside torch.compile: on a GPU the look would wait for the
     device at every step. There a wrong label ends in the device's own assertion.
     """
+    check_labels(labels, len(features), num_classes)
+    check_features(features, in_features)
+
+
+def check_features(features: Tensor, in_features: int) -> None:
+    """Features must be finite and pooled, one vector of the right width an image."""
     if features.dim() != 2 or features.shape[1] != in_features:
         raise InputError(
             f"features must have shape [N, {in_features}] (pooled, one vector an image), "
             f"got {list(features.shape)}. Pool the feature map, or build the head with that width."
         )
-    check_labels(labels, len(features), num_classes)
     if _values_can_be_read(features) and not bool(torch.isfinite(features).all()):
         bad = int((~torch.isfinite(features)).any(dim=1).sum())
         raise NotFinite(
@@ -185,7 +205,10 @@ def check_labels(labels: Tensor, count: int, num_classes: int) -> None:
         if _values_can_be_read(labels) and not torch.allclose(
             labels.sum(dim=1), torch.ones_like(labels[:, 0]), atol=1e-3
         ):
-            raise InputError("labels given as class weights must sum to one in every row.")
+            raise InputError(
+                "labels given as class weights must sum to one in every row. Where an image may have several labels, "
+                "or none, take a method for that: 'ccl-multilabel', or 'bce' for hard labels."
+            )
         return
     if labels.dtype != torch.int64:
         raise InputError(f"labels must be torch.int64 class indices, got {labels.dtype}. Use labels.long().")

@@ -20,6 +20,7 @@ from cclnet.methods.ccl_centroid import (
     CCLCentroid,
     batch_moments,
     class_distances,
+    class_means,
     labels_at_softness,
 )
 
@@ -41,9 +42,15 @@ def batch(count: int = 40, classes: int = K, seed: int = 0) -> tuple[torch.Tenso
     return features, torch.randn(count, K, generator=generator), labels
 
 
+def rooted(features: torch.Tensor) -> torch.Tensor:
+    """Signed roots at unit length: divided by the root of the sum of absolute values."""
+    features = features.double()
+    return features.sign() * (features.abs() / features.abs().sum(dim=1, keepdim=True)).sqrt()
+
+
 def distances_by_hand(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mahalanobis distances of plain class means, less what chance alone puts between two means."""
-    unit = features.double() / features.double().norm(dim=1, keepdim=True)
+    unit = rooted(features)
     of_class = [unit[labels == k] for k in range(K)]
     scatter = sum((len(rows) - 1) * torch.cov(rows.T) for rows in of_class)
     within = scatter / (len(labels) - K)
@@ -80,23 +87,23 @@ def test_rare_classes_are_not_set_apart_by_chance(whiten: bool) -> None:
     labels = torch.tensor([0] * 1000 + [1] * 1000 + [2] * 5 + [3] * 5)
     total = torch.zeros(K, K, dtype=torch.float64)
     for _ in range(60):
-        features = 3.0 * F.one_hot(labels, 40) + torch.randn(len(labels), 40)
-        total += class_distances(batch_moments(features, labels, K), K, whiten)[0]
+        features = 20.0 + 3.0 * F.one_hot(labels, 40) + torch.randn(len(labels), 40)  # where the root is nearly straight
+        total += class_distances(class_means(batch_moments(features, labels, K), K), whiten)
     frequent, rare = float(total[0, 1]) / 60, float(total[2, 3]) / 60
     assert rare == pytest.approx(frequent, rel=0.15)
 
 
 def test_plain_and_centred_distances() -> None:
     features, _, labels = batch()
-    unit = F.normalize(features.double(), dim=1)
+    unit = rooted(features)
     means = torch.stack([unit[labels == k].mean(dim=0) for k in range(K)])
-    moments = batch_moments(features, labels, K)
-    plain, known = class_distances(moments, K, whiten=False)
+    places = class_means(batch_moments(features, labels, K), K)
+    plain = class_distances(places, whiten=False)
     chance = (unit - means[labels]).square().sum() / (len(labels) - K) * 2 / 10  # ten images a class
     expected = ((means[:, None] - means[None]).square().sum(dim=2) - chance).clamp(min=0.0)
     torch.testing.assert_close(plain, expected / expected[OFF].mean())
-    assert torch.equal(known, OFF)
-    centred, _ = class_distances(moments, K, whiten=False, centre=True)
+    assert torch.equal(places.known, OFF)
+    centred = class_distances(places, whiten=False, centre=True)
     expected = functional.dictionary_distance(means - means.mean(dim=0))
     torch.testing.assert_close(centred, expected / expected[OFF].mean())
 
@@ -221,7 +228,7 @@ def test_mixed_images_count_for_each_class_by_its_share() -> None:
     features, _, labels = batch(8)
     shares = 0.25 * F.one_hot(labels, K) + 0.75 * F.one_hot(labels.roll(1), K)
     moments = batch_moments(features, shares.double(), K)
-    unit = F.normalize(features.double(), dim=1)
+    unit = rooted(features)
     torch.testing.assert_close(moments[:K, K:-1], shares.double().T @ unit)
     torch.testing.assert_close(moments[:K, -1], shares.double().sum(dim=0))
 

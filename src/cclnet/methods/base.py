@@ -72,3 +72,9 @@ class Method(nn.Module):
         """Called once after each epoch; returns what is worth logging."""
         return {}
 
+
+def check_kl_weight(kl_weight: float) -> float:
+    """The weight of ``KL(p_y ‖ q)`` beside ``CE(q, y)``: 0 leaves hard labels alone."""
+    if not 0.0 <= kl_weight < float("inf"):
+        raise InputError(f"kl_weight must not be negative, got {kl_weight}. The paper has 1, hard labels are 0.")
+    return kl_weight

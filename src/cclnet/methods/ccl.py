@@ -8,11 +8,11 @@ from torch import Tensor
 
 from cclnet import functional
 from cclnet.head import CCLHead
-from cclnet.methods.base import Classes, Loss, Method
+from cclnet.methods.base import Classes, Loss, Method, check_kl_weight
 
 
 class CCL(Method):
-    """``L = CE(q, y) + KL(p_y ‖ q)`` for the network, plus the head's own loss, in one sum.
+    """``L = CE(q, y) + w KL(p_y ‖ q)`` for the network, plus the head's own loss, in one sum; the paper has w = 1.
 
     The soft labels p are those of the dictionary before the step, as in the paper's algorithm, and constants
     for the network; the head sees detached features. Neither part's gradient reaches the other.
@@ -26,8 +26,12 @@ class CCL(Method):
         correlation_weight: float = 10.0,
         patience: int | None = 10,
         dictionary_norm: float = 2.0**0.5,
+        kl_weight: float = 1.0,
+        temperature: float = 1.0,
+        sharpen: float = 1.0,
     ) -> None:
         super().__init__(classes)
+        self.kl_weight = check_kl_weight(kl_weight)
         self.head = CCLHead(
             classes.in_features,
             classes.num_classes,
@@ -36,6 +40,8 @@ class CCL(Method):
             correlation_weight=correlation_weight,
             patience=patience,
             dictionary_norm=dictionary_norm,
+            temperature=temperature,
+            sharpen=sharpen,
         )
 
     def forward(
@@ -45,7 +51,7 @@ class CCL(Method):
         target = functional.rows_of(self.head.soft_labels(), labels)
         return Loss.of(
             cross_entropy=functional.cross_entropy(logits, labels, weight),
-            kl=functional.kl_to_target(logits, target, weight),
+            kl=self.kl_weight * functional.kl_to_target(logits, target, weight),
             **head_terms,
         )
 

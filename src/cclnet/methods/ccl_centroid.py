@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,9 +12,9 @@ from torch import Tensor
 from cclnet import functional
 from cclnet.errors import InputError
 from cclnet.head import check_batch
-from cclnet.methods.base import Classes, Loss, Method
+from cclnet.methods.base import Classes, Loss, Method, check_kl_weight
 
-SHRINKAGE = 0.3  # of the spread within classes towards a round one: directions that never vary must not decide
+SHRINKAGE = 0.01  # of the spread within classes towards a round one: directions that never vary must not decide
 NEAREST = 1e-3  # two classes with the same mean stay two classes, at this share of the mean distance
 HALVINGS = 60  # of the interval in which the temperature lies: all digits of float64
 
@@ -23,9 +23,9 @@ class CCLCentroid(Method):
     """``L = CE(q, y) + w KL(p_y ‖ q)``, ``p = softmax(−d / T)``: d are the distances between the mean features of the
     classes, measured against the spread within them, and T is solved so that p has the softness asked for.
 
-    Every training step adds its unit features to the moments of the epoch, without gradient; ``end_epoch()`` makes
-    the soft labels of the next epoch of them. In the first epoch, and for a class that was never seen, the label is
-    uniformly smoothed at the same softness.
+    Every training step adds its features, rooted and at unit length, to the moments of the epoch, without gradient;
+    ``end_epoch()`` makes the soft labels of the next epoch of them. In the first epoch, and for a class that was never
+    seen, the label is uniformly smoothed at the same softness.
 
     All state is in buffers, so a run that is resumed in mid-epoch goes on as if it had not stopped. It is the same
     on every process: each batch's share is summed at once, because distributed data parallel overwrites buffers with
@@ -43,7 +43,7 @@ class CCLCentroid(Method):
         self,
         classes: Classes,
         softness: float = 0.8,
-        memory: float = 0.8,
+        memory: float = 0.5,
         hold: float = 0.3,
         whiten: bool = True,
         centre: bool = False,
@@ -51,8 +51,8 @@ class CCLCentroid(Method):
     ) -> None:
         super().__init__(classes)
         size = classes.num_classes
-        _check_settings(size, softness, memory, hold, kl_weight)
-        self.softness, self.memory, self.hold, self.kl_weight = softness, memory, hold, kl_weight
+        _check_settings(size, softness, memory, hold)
+        self.softness, self.memory, self.hold, self.kl_weight = softness, memory, hold, check_kl_weight(kl_weight)
         self.whiten, self.centre = whiten, centre
         width = size + classes.in_features + 1
         self.register_buffer("moments", torch.zeros(width, width, dtype=torch.float64))
@@ -83,6 +83,10 @@ class CCLCentroid(Method):
             dist.all_reduce(moments)
         self.moments.add_(moments)
 
+    def places(self) -> Places:
+        """Where the classes lie among the features of the epoch."""
+        return class_means(self.moments, self.classes.num_classes)
+
     def soft_labels(self) -> Tensor:
         """The label distributions in use, [K, K] float64."""
         return self.table.clone()
@@ -90,7 +94,8 @@ class CCLCentroid(Method):
     @torch.no_grad()
     def end_epoch(self) -> dict[str, float]:
         """Take the epoch's distances into the running mean, solve the soft labels of it, begin again."""
-        distance, known = class_distances(self.moments, self.classes.num_classes, self.whiten, self.centre)
+        places = self.places()
+        distance, known = class_distances(places, self.whiten, self.centre), places.known
         self.moments.zero_()
         structure = _structure(distance, known)
         self.most_structure.copy_(torch.maximum(structure, self.most_structure))
@@ -107,7 +112,7 @@ class CCLCentroid(Method):
         }
 
 
-def _check_settings(size: int, softness: float, memory: float, hold: float, kl_weight: float) -> None:
+def _check_settings(size: int, softness: float, memory: float, hold: float) -> None:
     if not 1.0 / size < softness < 1.0:
         raise InputError(
             f"softness, the mean probability of the own class, must lie between 1/{size} (an even guess) and 1 (hard "
@@ -116,65 +121,88 @@ def _check_settings(size: int, softness: float, memory: float, hold: float, kl_w
     if not 0.0 <= memory <= 1.0:
         raise InputError(
             f"memory, what an epoch's distances keep of their weight with each later epoch, must lie in [0, 1], got "
-            f"{memory}. 0 is the last epoch alone, 1 the mean of all; usual is 0.8."
+            f"{memory}. 0 is the last epoch alone, 1 the mean of all; usual is 0.5."
         )
     if not 0.0 <= hold < 1.0:
         raise InputError(
             f"hold, the share of its most at which structure counts as lost, must lie in [0, 1), got {hold}. "
             "0 never holds; usual is 0.3."
         )
-    if not 0.0 <= kl_weight < math.inf:
-        raise InputError(f"kl_weight must not be negative, got {kl_weight}. The paper has 1.")
 
 
 @functional.full_precision
 def batch_moments(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """All that is kept of a batch, as one matrix: ``Σ_i a_i a_iᵀ`` with a_i = (label, unit feature, 1) of image i.
+    """All that is kept of a batch, as one matrix: ``Σ_i a_i a_iᵀ`` with a_i = (label, rooted feature, 1) of image i.
     [N, F] → [K + F + 1, K + F + 1] float64 (in which no GPU rounds a product to fewer digits). It holds how many
     images each class has, the sums of their features, and the features' second moments.
 
-    >>> batch_moments(torch.tensor([[3.0, 4.0]]), torch.tensor([1]), num_classes=2)[1, 2:]
-    tensor([0.6000, 0.8000, 1.0000], dtype=torch.float64)
+    A rooted feature is ``sign(f) √|f|`` at unit length. Pooled features have long tails; after the root a mean and a
+    covariance say what a class looks like, and not where its few strongest images lie.
+
+    >>> batch_moments(torch.tensor([[9.0, -16.0]]), torch.tensor([1]), num_classes=2)[1, 2:]
+    tensor([ 0.6000, -0.8000,  1.0000], dtype=torch.float64)
     """
     own = torch.eye(num_classes, dtype=torch.float64, device=features.device)
-    unit = F.normalize(features.double(), dim=1)
+    features = features.double()
+    unit = F.normalize(features.sign() * features.abs().sqrt(), dim=1)
     rows = torch.cat([functional.rows_of(own, labels), unit, torch.ones_like(unit[:, :1])], dim=1)
     return rows.mT @ rows
 
 
-def class_distances(
-    moments: Tensor, num_classes: int, whiten: bool = True, centre: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Squared distances between the mean features of the classes, divided by their mean, [K, K] float64, and
-    which of them are known, [K, K] bool: those between two different classes that were both seen.
+class Places(NamedTuple):
+    """Where the classes lie among the features.
+
+    Attributes:
+        centres: a row a class, [K, F]; only their differences count.
+        within: covariance of the features within the classes, [F, F].
+        variance: of the difference of two centres by chance, [K, K], as a share of ``within``.
+        known: which differences are known, [K, K].
+    """
+
+    centres: Tensor
+    within: Tensor
+    variance: Tensor
+    known: Tensor
+
+
+def class_means(moments: Tensor, num_classes: int) -> Places:
+    """The classes lie at their mean features. Known are those that were seen. The mean of n images misses the true one
+    by 1/n of the spread within the class."""
+    counts = moments[:num_classes, -1]
+    seen = counts > 0
+    shares = 1.0 / counts.masked_fill(~seen, 1.0)
+    means = moments[:num_classes, num_classes:-1] * shares[:, None]
+    second = moments[num_classes:-1, num_classes:-1]
+    within = (second - (means * counts[:, None]).mT @ means) / (counts.sum() - seen.sum()).clamp(min=1.0)
+    known = (seen[:, None] & seen[None]).fill_diagonal_(False)
+    return Places(means, within, shares[:, None] + shares[None], known)
+
+
+def class_distances(places: Places, whiten: bool = True, centre: bool = False) -> Tensor:
+    """Squared distances between the centres of the classes, divided by their mean, [K, K] float64; 0 where not known.
 
     ``whiten`` measures them against the spread within the classes, as Mahalanobis did: what varies much inside a class
     separates two classes less. ``centre`` compares directions from the mean of the classes instead of places.
 
-    The mean of n images misses its class's true one by spread / n, squared, which alone would set rare classes
-    apart. Places are corrected for it, ``d_ij − v / n_i − v / n_j`` with v the spread within a class.
+    Chance alone puts ``variance · v`` between two centres, with v the spread, and most between rare classes, which it
+    would set apart. Places are corrected for it.
     """
-    counts = moments[:num_classes, -1]
-    seen = counts > 0
-    means = moments[:num_classes, num_classes:-1] / counts.masked_fill(~seen, 1.0)[:, None]
-    second = moments[num_classes:-1, num_classes:-1]
-    within = (second - (means * counts[:, None]).mT @ means) / (counts.sum() - seen.sum()).clamp(min=1.0)
+    centres, within, variance, known = places
     if whiten:
         round_part = (SHRINKAGE * within.diagonal().mean()).clamp(min=1e-9)
         factor = torch.linalg.cholesky(within + torch.diag(round_part.expand(len(within))))
-        means = torch.linalg.solve_triangular(factor, means.mT, upper=False).mT
+        centres = torch.linalg.solve_triangular(factor, centres.mT, upper=False).mT
         within = torch.cholesky_solve(within, factor)
     if centre:
-        means = means - (means * seen[:, None]).sum(dim=0) / seen.sum().clamp(min=1)
-        means = F.normalize(means, dim=1)
-    distance = (means[:, None] - means[None]).square().sum(dim=2)
-    known = (seen[:, None] & seen[None]).fill_diagonal_(False)
+        placed = known.any(dim=1)
+        centres = centres - (centres * placed[:, None]).sum(dim=0) / placed.sum().clamp(min=1)
+        centres = F.normalize(centres, dim=1)
+    distance = (centres[:, None] - centres[None]).square().sum(dim=2)
     if not centre:
-        error = within.trace() / counts.masked_fill(~seen, 1.0)
-        distance = (distance - error[:, None] - error[None]).clamp(min=0.0)
+        distance = (distance - within.trace() * variance).clamp(min=0.0)
     distance = distance * known
     mean = distance.sum() / known.sum().clamp(min=1)
-    return distance / torch.where(mean > 0, mean, 1.0), known
+    return distance / torch.where(mean > 0, mean, 1.0)
 
 
 def _structure(distance: Tensor, known: Tensor) -> Tensor:
