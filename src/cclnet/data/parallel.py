@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def _workers(work: Callable[[list[int]], Result], count: int) -> Iterator[Callab
             context = multiprocessing.get_context("fork")
             with ProcessPoolExecutor(count, context, _become_worker, (work, lifeline, held_here)) as processes:
                 try:
-                    yield partial(processes.submit, _work_in_process)
+                    yield lambda chunk: processes.submit(_work_in_process, chunk)
                 finally:
                     processes.shutdown(cancel_futures=True)
         finally:
@@ -88,7 +87,7 @@ def _workers(work: Callable[[list[int]], Result], count: int) -> Iterator[Callab
     else:
         with ThreadPoolExecutor(count) as threads:
             try:
-                yield partial(threads.submit, work)
+                yield lambda chunk: threads.submit(work, chunk)
             finally:
                 threads.shutdown(cancel_futures=True)
 

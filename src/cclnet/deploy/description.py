@@ -43,6 +43,17 @@ class Description:
     temperature: float | None
     info: dict[str, Any]
 
+    def baked_in(self) -> dict[str, Any]:
+        """What is part of an exported program, so that changing it in model.json alone would deceive."""
+        return {
+            "classes": list(self.classes),
+            "multilabel": self.multilabel,
+            "crop": list(self.crop),
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "temperature": self.temperature,
+        }
+
 
 def read_description(path: Path) -> Description:
     """Read and check a model.json; everything wrong with it is named in one error."""

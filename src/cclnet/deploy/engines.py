@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +13,7 @@ from cclnet.data.parallel import available_cores
 from cclnet.errors import InputError, unknown
 
 if TYPE_CHECKING:
+    from cclnet.deploy.description import Description
     from cclnet.deploy.shipped import Shipped
 
 Floats = npt.NDArray[np.float64]
@@ -33,7 +35,7 @@ class OnnxEngine:
 
     name = "onnx"
 
-    def __init__(self, model: Path | bytes, device: str = "auto") -> None:
+    def __init__(self, model: Path | bytes, description: Description, device: str = "auto") -> None:
         try:
             import onnxruntime
         except ImportError as error:
@@ -55,16 +57,31 @@ class OnnxEngine:
                 f"are expected, got {[i.type for i in inputs]} and {self.outputs}."
             )
         self.input = inputs[0].name
+        self._refuse_other(model, description)
+
+    def _refuse_other(self, model: Path | bytes, description: Description) -> None:
+        """The file must be the one that model.json describes: what is baked in cannot be changed beside it."""
+        told = self.session.get_modelmeta().custom_metadata_map.get("cclnet", "{}")
+        baked_in = json.loads(told)
+        wrong = [name for name, value in description.baked_in().items() if baked_in.get(name) != value]
+        if wrong:
+            raise InputError(
+                f"{_name(model)} is refused: it is not the model that model.json describes, whose {', '.join(wrong)} "
+                "differ. Export the two together again."
+            )
+
+    def run_all(self, batch: Batch) -> list[Maps]:
+        """Every output: probabilities [N, K], and maps of all classes, [N, K, h', w'], where there are any."""
+        return self.session.run(self.outputs, {self.input: batch})
 
     def run(self, batch: Batch, maps: bool) -> tuple[Floats, Maps | None]:
         if maps and "maps" not in self.outputs:
             raise InputError("this ONNX model has no class activation maps: its network has none in closed form.")
         # Only what is asked for: ONNX Runtime leaves out what nobody wants.
-        found = self.session.run(self.outputs if maps else self.outputs[:1], {self.input: batch})
-        probabilities = found[0].astype(np.float64)
         if not maps:
-            return probabilities, None
-        return probabilities, found[1][np.arange(len(batch)), probabilities.argmax(axis=1)]
+            return self.session.run(self.outputs[:1], {self.input: batch})[0].astype(np.float64), None
+        probabilities, of_all = self.run_all(batch)
+        return probabilities.astype(np.float64), of_all[np.arange(len(batch)), probabilities.argmax(axis=1)]
 
 
 class TorchEngine:

@@ -233,15 +233,15 @@ def _choose(there: set[str], engine: str, device: str) -> str:
 
 def _start(folder: Path, engine: str, there: set[str], description: Description, device: str) -> Engine:
     if engine in there and engine == "onnx":
-        return OnnxEngine(folder / FILES["onnx"], device)
+        return OnnxEngine(folder / FILES["onnx"], description, device)
     from cclnet.deploy.weights import read_shipped
 
     shipped = read_shipped(folder / FILES["torch"], description)
     if engine == "torch":
         return TorchEngine(shipped, device)
-    from cclnet.deploy.export import onnx_program
+    from cclnet.deploy.programs import onnx_program
 
-    return OnnxEngine(onnx_program(shipped, description), device)
+    return OnnxEngine(onnx_program(shipped, description), description, device)
 
 
 def _read_correlation(folder: Path, description: Description) -> Floats | None:

@@ -1,0 +1,154 @@
+"""The model card: what a model is, what it was judged on and how well it did, and what it is not for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cclnet.deploy.abstain import curve_from_json
+from cclnet.deploy.description import Description
+from cclnet.errors import InputError
+from cclnet.report.page import render
+from cclnet.report.run_files import read_run
+from cclnet.report.summary import in_short, judged_on, what_it_is
+from cclnet.report.words import count_text, duration_text
+
+NOT_STATED = (
+    "No licence has been stated for these weights: ask who trained them before you pass them on. They come from the "
+    "training data, whose licence may reach them (that of ISIC 2018 and HAM10000 is CC BY-NC 4.0), and from the "
+    "pretrained weights if training started from any. cclnet itself is under the MIT licence."
+)
+SPLITS = {
+    "auto": "by lesion or patient where the data names them, else by class",
+    "group": "by lesion or patient",
+    "class": "by class, whatever lesion or patient an image is of",
+    "given": "as it came with the data",
+}
+COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
+CALIBRATION_SCORES = ("nll", "brier", "ece", "adaptive_ece", "classwise_ece", "aurc")
+
+
+def model_card(run: Path, description: Description, licence: str = "") -> str:
+    """The card of a run as Markdown; ``description`` is that of what is exported, with its thresholds."""
+    judged, info = _judged(run), description.info
+    settings = read_run(run).settings
+    content: dict[str, Any] = {
+        "name": run.resolve().name,
+        "format": info["exported"]["format"],
+        "shape": ", ".join(map(str, description.crop)),
+        "what": _what(judged, description),
+        "in_short": in_short(judged) if judged else [],
+        "facts": _facts(description),
+        "preparing_note": " (cclnet does it; the last is part of the file)" if info.get("done_by_the_file") else "",
+        "preprocessing": info["preprocessing"],
+        "data_words": _data_words(description, settings),
+        "class_rows": _class_rows(judged, description),
+        "class_count": count_text(len(description.classes), "class", "classes"),
+        "split_words": _split_words(judged, settings),
+        "judged": judged,
+        "judged_on": judged_on(judged) if judged else "",
+        "calibration_scores": CALIBRATION_SCORES,
+        "licence": licence or NOT_STATED,
+        "limits": list(judged["warnings"]) if judged else [],
+        "made": _made(description, settings),
+        **_abstaining(description, run),
+    }
+    return render("card.md", **content)
+
+
+def _judged(run: Path) -> dict[str, Any] | None:
+    path = run / "scores.json"
+    if not path.is_file():
+        return None
+    try:
+        judged = json.loads(path.read_text(encoding="utf-8"))
+        if judged["format"] != 1 or judged["kind"] != "scores":
+            raise ValueError(f"format {judged['format']!r}, kind {judged['kind']!r}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not what cclnet evaluate writes ({error}). Run that again.") from error
+    return judged
+
+
+def _what(judged: Mapping[str, Any] | None, description: Description) -> str:
+    told = what_it_is(judged) if judged else f"network {description.backbone}"
+    kind = "may name several classes for an image" if description.multilabel else "names one class for an image"
+    return f"An image classifier ({told}) that {kind} out of {', '.join(description.classes)}."
+
+
+def _facts(description: Description) -> list[tuple[str, str]]:
+    height, width = description.crop
+    fitted = description.temperature
+    return [
+        ("Input", f"RGB image; the network sees its centre, {height} x {width} pixels of a short side of "
+                  f"{description.short_side}"),
+        ("Output", "a probability for each class, " + ("each of its own (sigmoid)" if description.multilabel
+                   else "together one (softmax)")),
+        ("Temperature", f"{fitted:.4g}, already applied" if fitted else "none fitted: probabilities are as trained"),
+        ("Maps", "in closed form (class activation maps)" if description.info["maps"]
+                 else "by Grad-CAM, from the run folder or the weights"),
+    ]  # fmt: skip
+
+
+def _data_words(description: Description, settings: Mapping[str, Any]) -> str:
+    trained = description.info.get("trained") or {}
+    data = trained.get("data") or "unknown data"
+    start = "from timm's pretrained weights" if settings.get("pretrained") else (
+        "from given weights" if settings.get("weights") else "from random weights")  # fmt: skip
+    return f"Trained on {count_text(int(trained.get('images') or 0), 'image')} of {data}, {start}."
+
+
+def _class_rows(judged: Mapping[str, Any] | None, description: Description) -> list[dict[str, Any]]:
+    counts = description.info.get("class_counts") or []
+    trained = dict(zip(description.classes, counts, strict=False))
+    held_out = dict(zip(judged["classes"], judged["part"]["class_counts"], strict=True)) if judged else {}
+    return [{"name": n, "trained": trained.get(n, "–"), "judged": held_out.get(n, "–")} for n in description.classes]
+
+
+def _split_words(judged: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> str:
+    split = settings.get("split") or {}
+    by = SPLITS.get(str(split.get("by")), "")
+    seed = f" (seed {split['seed']})" if "seed" in split else ""
+    how = f"Images were split {by}{seed}. " if by else ""
+    if judged is None:
+        return how + "What the model does on held-out images is not known here."
+    leak = judged["leak"]
+    return how + (
+        leak["in_words"] if leak else "Whether images of one lesion or patient lie on both sides is not known."
+    )
+
+
+def _abstaining(description: Description, run: Path) -> dict[str, Any]:
+    told = description.info.get("thresholds")
+    if told is None:
+        return {"abstaining": [], "abstaining_on": ""}
+    curve = curve_from_json(told, run)
+    points = [curve.at(coverage=coverage) for coverage in COVERAGES]
+    rows = [{"threshold": curve.threshold[p], "coverage": curve.coverage[p], "risk": curve.risk[p]} for p in points]
+    return {"abstaining": rows, "abstaining_on": f"{curve.images:,} images of part '{curve.part}'"}
+
+
+def _made(description: Description, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    info = description.info
+    trained, exported = info.get("trained") or {}, info.get("exported") or {}
+    checked = exported.get("checked") or {}
+    lines: list[tuple[str, Any]] = [
+        ("Method", info.get("method")),
+        ("Network", f"{description.backbone} (timm)"),
+        ("Epochs", trained.get("epochs")),
+        ("Batch size", settings.get("batch_size")),
+        ("Learning rate", settings.get("lr")),
+        ("Seed", trained.get("seed")),
+        ("Device", trained.get("device")),
+        ("Training time", duration_text(trained["seconds"]) if trained.get("seconds") is not None else None),
+        ("Versions in training", _versions(trained.get("versions"))),
+        ("File", exported.get("file")),
+        ("Held against PyTorch", f"{checked['probability']:.1g} apart in probability at most" if checked else None),
+        ("Versions in export", _versions(exported.get("versions"))),
+    ]  # fmt: skip
+    return [(name, str(value)) for name, value in lines if value not in (None, "")]
+
+
+def _versions(found: Any) -> str:
+    return ", ".join(f"{name} {number}" for name, number in found.items()) if isinstance(found, dict) else ""

@@ -1,0 +1,153 @@
+"""Predict thousands of images: decoded on all cores while the network runs; what cannot be read is listed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from PIL import Image
+
+from cclnet.data.parallel import available_cores, in_order
+from cclnet.data.pixels import UnreadableImage
+from cclnet.data.progress import counting_images
+from cclnet.deploy.engines import torch_device
+from cclnet.deploy.explain import overlay
+from cclnet.deploy.inputs import Inputs
+from cclnet.deploy.model import FILES, Model, Prediction, load
+from cclnet.files import make_folder, write_whole
+
+Pixels = npt.NDArray[np.uint8]
+
+
+# Converting a network takes about as long as ONNX Runtime saves on this many images on a CPU.
+WORTH_CONVERTING = 500
+
+
+def open_model(path: str | Path, images: int, device: str = "auto", engine: str = "auto") -> Model:
+    """The model in the engine that will be done first: on a CPU many images are worth converting a run to ONNX for,
+    where what that takes is installed."""
+    folder = Path(path).expanduser()
+    if engine == "auto" and images >= WORTH_CONVERTING and (folder / FILES["torch"]).is_file():
+        tools = all(find_spec(name) is not None for name in ("onnx", "onnxscript", "onnxruntime"))
+        if tools and torch_device(device) == "cpu":
+            engine = "onnx"
+    return load(path, device, engine)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Prepared images of a few rows: pixels [n, h, w, 3] of those that could be read, and why the others could not."""
+
+    rows: list[int]
+    pixels: Pixels
+    problems: dict[int, str]
+
+
+def prepared(model: Model, inputs: Inputs, batch_size: int, workers: int) -> Iterator[Chunk]:
+    """All images in batches, prepared by ``workers`` processes while the batches before them are used."""
+    description, images = model.description, inputs.images
+
+    def prepare(rows: list[int]) -> Chunk:
+        kept, crops, problems = [], [], {}
+        for row in rows:
+            try:
+                crops.append(model.prepare(images[row]))
+            except UnreadableImage as error:
+                problems[row] = error.reason
+            else:
+                kept.append(row)
+        pixels = np.stack(crops) if crops else np.zeros((0, *description.crop, 3), np.uint8)
+        return Chunk(kept, pixels, problems)
+
+    to_do = [row for row in range(len(inputs)) if row not in inputs.problems]
+    chunks = [to_do[start : start + batch_size] for start in range(0, len(to_do), batch_size)]
+    yield from in_order(prepare, chunks, workers, ahead=2 * workers)
+
+
+@dataclass
+class Predicted:
+    """The predictions of some inputs: one a row, None where the image could not be read, and then why."""
+
+    inputs: Inputs
+    predictions: list[Prediction | None]
+    problems: dict[int, str]
+    overlays: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def abstained(self) -> int:
+        return sum(1 for p in self.predictions if p is not None and p.abstain)
+
+
+def predict(
+    model: Model,
+    inputs: Inputs,
+    threshold: float | None = None,
+    explain: Path | None = None,
+    batch_size: int = 16,
+    workers: int | None = None,
+    progress: bool = True,
+) -> Predicted:
+    """Predict all inputs. Images that cannot be read are passed over and named with the reason.
+
+    Args:
+        threshold: abstain where the model is less confident than this.
+        explain: a folder for an overlay (PNG) and the map of the most probable class (.npy, [h, w] in 0..1) an image.
+        batch_size: images that go through the network at once.
+        workers: processes that decode. Default: one for each core.
+    """
+    found = Predicted(inputs, [None] * len(inputs), dict(inputs.problems))
+    folder = None if explain is None else make_folder(explain)
+    with counting_images("Predicting", len(inputs), len(inputs.problems), progress) as count:
+        for chunk in prepared(model, inputs, batch_size, workers or available_cores()):
+            found.problems |= chunk.problems
+            if len(chunk.rows):
+                said = model.describe(*model.run(chunk.pixels, explain is not None), threshold)
+                for row, pixels, prediction in zip(chunk.rows, chunk.pixels, said, strict=True):
+                    if folder is not None:
+                        found.overlays[row] = _write_heat(folder, row, inputs.names[row], pixels, prediction)
+                    found.predictions[row] = prediction
+            count(len(chunk.rows) + len(chunk.problems))
+    return found
+
+
+def _write_heat(folder: Path, row: int, name: str, pixels: Pixels, prediction: Prediction) -> str:
+    """Write overlay and map; names begin with the row, so that two images of one name do not meet."""
+    heat = prediction.heat
+    assert heat is not None
+    plain = re.sub(r"[^\w.-]+", "_", Path(name).stem)[:80]
+    stem = f"{row + 1:06d}_{plain}"
+    write_whole(folder / f"{stem}.png", lambda file: Image.fromarray(overlay(pixels, heat)).save(file, "PNG"))
+    write_whole(folder / f"{stem}.npy", lambda file: np.save(file, heat, allow_pickle=False))
+    return f"{stem}.png"
+
+
+def write_csv(path: Path, model: Model, found: Predicted) -> None:
+    """One row an image, in the order given: ``image``; ``label`` and ``group`` where a table told them; ``prediction``,
+    ``confidence``, ``abstain`` (where asked for), ``top`` and ``similar`` (name=share, strongest first), ``overlay``
+    (where asked for), ``problem`` (why it could not be read), then ``p_<class>`` for each class."""
+    said = found.predictions
+    columns: dict[str, Any] = {"image": list(found.inputs.names), **found.inputs.along}
+    columns["prediction"] = [p.label if p else "" for p in said]
+    columns["confidence"] = [p.confidence if p else np.nan for p in said]
+    if any(p is not None and p.abstain is not None for p in said):
+        columns["abstain"] = ["" if p is None else "yes" if p.abstain else "no" for p in said]
+    columns["top"] = [_listed(p.top()) if p else "" for p in said]
+    columns["similar"] = [_listed(p.similar) if p else "" for p in said]
+    if found.overlays:
+        columns["overlay"] = [found.overlays.get(row, "") for row in range(len(said))]
+    columns["problem"] = [found.problems.get(row, "") for row in range(len(said))]
+    unknown = np.full(len(model.classes), np.nan)
+    probabilities = np.stack([p.probabilities if p else unknown for p in said])
+    columns |= {f"p_{name}": probabilities[:, k] for k, name in enumerate(model.classes)}
+    write_whole(path, pd.DataFrame(columns).to_csv(index=False, float_format="%.9g", lineterminator="\n"))
+
+
+def _listed(shares: Sequence[tuple[str, float]]) -> str:
+    return "|".join(f"{name}={share:.4f}" for name, share in shares)
