@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 
 from cclnet import CCLNet, InputError, build_method, functional
 from cclnet.methods import Classes
-from cclnet.methods.ccl_balanced import CCLBalanced, StructureHead, relative_spread
+from cclnet.methods.ccl_balanced import CCLBalanced, PartingHead
 
 COUNTS = (10, 60, 30)
 CLASSES = Classes(3, 6, COUNTS)
@@ -89,73 +90,71 @@ def test_neither_part_trains_the_other() -> None:
     assert all(p.grad is not None for p in method.parameters()) and features.grad is None
 
 
-def place(head: StructureHead, lean: float) -> None:
-    """Three classes at right angles, of which the third leans towards the first: the more, the more structure."""
+def place(head: PartingHead, angles: tuple[float, float, float]) -> None:
+    """Three classes in space, with these angles in degrees between the first two, the first and third, the last two."""
+    ab, ac, bc = (math.cos(math.radians(angle)) for angle in angles)
+    gram = torch.tensor([[1.0, ab, ac], [ab, 1.0, bc], [ac, bc, 1.0]])
     with torch.no_grad():
-        head.live_dictionary.copy_(torch.eye(3))
-        head.live_dictionary[2, 0] = lean
+        head.live_dictionary.copy_(torch.linalg.cholesky(gram))
 
 
-def watch(head: StructureHead, leans: list[float]) -> list[float]:
+PARTING = [(20.0, 30.0, 40.0), (30.0, 60.0, 89.5), (40.0, 88.9, 90.0), (50.0, 89.0, 90.0), (90.0, 90.0, 90.0)]
+
+
+def parting_head(parted: float | None = 0.5) -> PartingHead:
+    return PartingHead(3, 3, parted, widths=(3,), patience=None)
+
+
+def watch(head: PartingHead) -> list[tuple[float, float]]:
     seen = []
-    for lean in leans:
-        place(head, lean)
-        seen.append(head.end_epoch()["frozen"])
+    for angles in PARTING:
+        place(head, angles)
+        record = head.end_epoch()
+        seen.append((round(record["parted"], 3), record["frozen"]))
     return seen
 
 
-def test_the_best_structured_dictionary_is_frozen() -> None:
-    head = StructureHead(3, 3, widths=(3,), patience=3)
-    # Most structure at the third epoch; the three after it have less, one of them more than the second.
-    assert watch(head, [0.0, 0.1, 0.5, 0.2, 0.3, 0.4, 0.9]) == [0.0] * 5 + [1.0, 1.0]
-    expected = StructureHead(3, 3, widths=(3,))
-    place(expected, 0.5)
+def test_the_dictionary_is_frozen_when_half_of_the_pairs_have_parted() -> None:
+    head = parting_head()
+    # 88.9 degrees are 1.962, within 2.5% of the margin of 2
+    assert watch(head) == [(0.0, 0.0), (0.333, 0.0), (0.667, 1.0), (0.667, 1.0), (0.667, 1.0)]
+    expected = parting_head()
+    place(expected, PARTING[2])
     assert torch.equal(head.soft_labels(), expected.soft_labels())
 
 
-def test_without_patience_it_never_freezes() -> None:
-    head = StructureHead(3, 3, widths=(3,), patience=None)
-    assert watch(head, [0.5] + [0.0] * 20) == [0.0] * 21
+@pytest.mark.parametrize(("parted", "epochs"), [(0.3, 2), (0.9, 5), (None, 6)])
+def test_other_shares_and_never(parted: float | None, epochs: int) -> None:
+    frozen = [frozen for _, frozen in watch(parting_head(parted))]
+    assert frozen == [float(epoch >= epochs) for epoch in range(1, 6)]
 
 
-def test_freeze_state_survives_save_and_load_in_mid_patience() -> None:
-    leans = [0.0, 0.5, 0.2, 0.6, 0.3, 0.4, 0.1, 0.9]
-
+def test_freeze_state_survives_save_and_load() -> None:
     def run(save_after: int | None) -> list[tuple[float, list[list[float]]]]:
-        head, log = StructureHead(3, 3, widths=(3,), patience=3), []
-        for epoch, lean in enumerate(leans):
+        head, log = parting_head(), []
+        for epoch, angles in enumerate(PARTING):
             if epoch == save_after:
                 file = io.BytesIO()
                 torch.save(head.state_dict(), file)
                 file.seek(0)
-                head = StructureHead(3, 3, widths=(3,), patience=3)
+                head = parting_head()
                 head.load_state_dict(torch.load(file, weights_only=True))
-            place(head, lean)
+            place(head, angles)
             log.append((head.end_epoch()["frozen"], head.soft_labels().tolist()))
         return log
 
     undisturbed = run(None)
-    assert [frozen for frozen, _ in undisturbed] == [0.0] * 6 + [1.0] * 2
-    for epoch in range(1, len(leans)):
+    for epoch in range(1, len(PARTING)):
         assert run(epoch) == undisturbed
 
 
-def test_structure_is_nothing_where_all_pairs_are_alike() -> None:
-    assert float(relative_spread(2.0 - 2.0 * torch.eye(5))) == 0.0  # the collapse point
-    assert float(relative_spread(torch.zeros(5, 5))) == 0.0
-    distance = torch.rand(5, 5)
-    off = distance[~torch.eye(5, dtype=torch.bool)]
-    torch.testing.assert_close(relative_spread(distance), off.std(correction=0) / off.mean())
-    torch.testing.assert_close(relative_spread(7.0 * distance), relative_spread(distance))
-
-
 def test_compiles_as_one_graph_and_the_freeze_is_seen_inside() -> None:
-    method = fresh(patience=1)
+    method = fresh(parted=0.01, margin=0.001, sharpen=2.0)  # all pairs have parted at once
     compiled = torch.compile(method, fullgraph=True, backend="aot_eager")
     given = batch()
     for _ in range(2):
         torch.testing.assert_close(compiled(*given).total, method(*given).total)
-        method.end_epoch(), method.end_epoch()
+        method.end_epoch()
         assert method.head.frozen
         with torch.no_grad():
             method.head.live_dictionary.add_(1.0)
@@ -173,8 +172,10 @@ def test_nothing_of_it_is_shipped() -> None:
         (Classes(3, 6), {}, "pass class_counts"),
         (Classes(3, 6, (4, 0, 2)), {}, r"images of every class; classes \[1\] have none"),
         (CLASSES, {"balance": "weight"}, "unknown balance 'weight'; did you mean 'weights'"),
-        (CLASSES, {"kl_weight": -1.0}, "kl_weight must not be negative"),
+        (CLASSES, {"kl_weight": -1.0}, "kl_weight must be a finite number"),
         (CLASSES, {"margin": 5.0}, "margin must lie in"),
+        (CLASSES, {"parted": 0.0}, r"parted, .* in \(0, 1\], got 0.0"),
+        (CLASSES, {"temperature": 0.0}, "temperature must be above 0, got 0.0"),
     ],
 )
 def test_settings_that_make_no_sense(classes: Classes, chosen: dict, says: str) -> None:

@@ -30,8 +30,7 @@ class Classes:
         """Class frequencies of the training images, [K] float64."""
         if self.counts is None:
             raise InputError(
-                "this method needs the class frequencies of the training images: pass class_counts, "
-                "one number a class."
+                "this method needs the class frequencies of the training images: pass class_counts, one number a class."
             )
         counts = torch.tensor(self.counts, dtype=torch.float64)
         return counts / counts.sum()
@@ -59,9 +58,7 @@ class Method(nn.Module):
         super().__init__()
         self.classes = classes
 
-    def forward(
-        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
-    ) -> Loss:
+    def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         raise TypeError(f"{type(self).__name__} does not say how it turns logits and labels into a loss")
 
     def soft_labels(self) -> Tensor | None:
@@ -76,5 +73,7 @@ class Method(nn.Module):
 def check_kl_weight(kl_weight: float) -> float:
     """The weight of ``KL(p_y ‖ q)`` beside ``CE(q, y)``: 0 leaves hard labels alone."""
     if not 0.0 <= kl_weight < float("inf"):
-        raise InputError(f"kl_weight must not be negative, got {kl_weight}. The paper has 1, hard labels are 0.")
+        raise InputError(
+            f"kl_weight must be a finite number of 0 or more, got {kl_weight}. The paper has 1; 0 is hard labels."
+        )
     return kl_weight

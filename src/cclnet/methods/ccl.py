@@ -44,9 +44,7 @@ class CCL(Method):
             sharpen=sharpen,
         )
 
-    def forward(
-        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
-    ) -> Loss:
+    def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         head_terms = self.head(features, labels, weight)  # first: it checks the batch
         target = functional.rows_of(self.head.soft_labels(), labels)
         return Loss.of(

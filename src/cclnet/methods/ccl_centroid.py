@@ -62,9 +62,7 @@ class CCLCentroid(Method):
         self.register_buffer("frozen_flag", torch.tensor(False))
         self.register_buffer("table", labels_at_softness(self.distance_sum, self.distance_weight, softness))
 
-    def forward(
-        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
-    ) -> Loss:
+    def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         check_batch(features, labels, self.classes.in_features, self.classes.num_classes)
         if self.training:
             self.remember(features.detach(), labels)
