@@ -129,6 +129,13 @@ def test_other_shares_and_never(parted: float | None, epochs: int) -> None:
     assert frozen == [float(epoch >= epochs) for epoch in range(1, 6)]
 
 
+def test_embeddings_that_chance_put_at_the_margin_have_not_parted() -> None:
+    torch.manual_seed(0)
+    head = PartingHead(3, 7, patience=None)  # 512 wide
+    record = head.end_epoch()
+    assert record["parted"] > 0.5 and record["frozen"] == 0.0
+
+
 def test_freeze_state_survives_save_and_load() -> None:
     def run(save_after: int | None) -> list[tuple[float, list[list[float]]]]:
         head, log = parting_head(), []
@@ -149,7 +156,8 @@ def test_freeze_state_survives_save_and_load() -> None:
 
 
 def test_compiles_as_one_graph_and_the_freeze_is_seen_inside() -> None:
-    method = fresh(parted=0.01, margin=0.001, sharpen=2.0)  # all pairs have parted at once
+    method = fresh(parted=0.01, margin=0.001, sharpen=2.0)  # all pairs have parted
+    method.head.fewest_parted.zero_()
     compiled = torch.compile(method, fullgraph=True, backend="aot_eager")
     given = batch()
     for _ in range(2):

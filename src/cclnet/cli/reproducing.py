@@ -10,13 +10,13 @@ from rich.console import Console
 
 
 def reproduce(
-    what: Annotated[list[str], typer.Argument(help="table1, table2, figures, tune: one or several.")],
+    what: Annotated[list[str], typer.Argument(help="table1, table2, figures, tune, looks, tune-looks, uses.")],
     data: Annotated[str, typer.Option(help="The ISIC 2018 images, as downloaded.")] = "",
     out: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/reproduce"),
     results: Annotated[Path | None, typer.Option(help="Where results and tables go. Default: OUT/results.")] = None,
     seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
-    backbones: Annotated[str, typer.Option(help="Of table1, separated by commas. Default: the paper's three.")] = "",
-    methods: Annotated[str, typer.Option(help="Of table1, separated by commas. Default: the paper's six.")] = "",
+    backbones: Annotated[str, typer.Option(help="Of table1 or looks, separated by commas.")] = "",
+    methods: Annotated[str, typer.Option(help="Rows of table1 or looks, separated by commas.")] = "",
     split: Annotated[str, typer.Option(help="paper, or lesion: no lesion on both sides.")] = "paper",
     max_minutes: Annotated[float, typer.Option(help="For all of it; what is unfinished goes on next time.")] = 0.0,
     parallel: Annotated[int, typer.Option(help="Cells trained at once, spread over the GPUs.")] = 1,
@@ -24,7 +24,7 @@ def reproduce(
     smoke: Annotated[bool, typer.Option("--smoke", help="Everything, tiny, on drawn images.")] = False,
     tables_only: Annotated[bool, typer.Option("--tables-only", help="Run nothing: tables from the results.")] = False,
     documents: Annotated[
-        bool, typer.Option("--documents", help="Also put the tables into docs/reproduce.md and README.md here.")
+        bool, typer.Option("--documents", help="Also put the tables into docs/ and README.md here.")
     ] = False,
     recipes: Annotated[Path | None, typer.Option(help="The folder of paper.toml and lesion.toml.")] = None,
     accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",

@@ -65,6 +65,27 @@ def confusion_agreement(matrix: npt.ArrayLike, confusion: npt.ArrayLike) -> floa
     return agreement(matrix, np.divide(counts, images, out=np.full_like(counts, np.nan), where=images > 0))
 
 
+def mean_confusion(labels: npt.ArrayLike, probabilities: npt.ArrayLike, counts: npt.ArrayLike | None = None) -> Floats:
+    """What a classifier confuses, [K, K], symmetric: ``(C + Cᵀ) / 2`` with ``C_ij`` the mean probability of class j
+    over the images of class i. Rows of classes without images are NaN.
+
+    With ``counts`` (of the training images) the class frequencies are taken out of the probabilities first,
+    ``q_k / n_k`` made a distribution again: what the classifier would say if all classes were equally frequent.
+
+    >>> mean_confusion([0, 0, 1], [[0.8, 0.2], [0.6, 0.4], [0.1, 0.9]]).round(2)
+    array([[0.7, 0.2],
+           [0.2, 0.9]])
+    """
+    of_class, said = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
+    if counts is not None:
+        said = said / np.maximum(np.asarray(counts, dtype=np.float64), 0.5)
+        said = said / said.sum(axis=1, keepdims=True)
+    size = said.shape[1]
+    rows = [said[of_class == k] for k in range(size)]
+    confusion = np.stack([own.mean(axis=0) if len(own) else np.full(size, np.nan) for own in rows])
+    return np.asarray((confusion + confusion.T) / 2)
+
+
 def smoothing_distance(matrix: Floats) -> tuple[float, Floats]:
     """Uniform label smoothing of the same softness: its ε, and the total variation of each row from it, [K].
 

@@ -82,25 +82,27 @@ class CCLBalanced(Method):
 
 
 class PartingHead(CCLHead):
-    """A CCL head that is frozen once the share ``parted`` of all pairs of classes has come to the margin; None never
-    freezes it.
+    """A CCL head that is frozen once the share ``parted`` of all pairs of classes has come to the margin, counted from
+    when fewest were there; None never freezes it.
 
-    Training begins with all classes drawn to one place and ends, at the collapse point, with all pairs at the margin.
-    In between they part one after the other, those that look least alike first. Pairs at the margin have no order
-    among them any more, so waiting longer loses more than it finds.
+    Class embeddings drawn by chance are about at the margin too. Training first draws them together and ends, at the
+    collapse point, with all pairs at the margin. In between they part one after the other, those that look least alike
+    first. Pairs at the margin have no order among them any more, so waiting longer loses more than it finds.
     """
 
     prior_logits: Tensor
+    fewest_parted: Tensor
 
     def __init__(self, in_features: int, num_classes: int, parted: float | None = 0.5, **settings: object) -> None:
         super().__init__(in_features, num_classes, **settings)  # type: ignore[arg-type]
         if parted is not None and not 0.0 < parted <= 1.0:
             raise InputError(
-                "parted, the share of the pairs of classes at the margin when the dictionary is frozen, must lie in "
+                "parted, the share of the pairs of classes that come to the margin before the freeze, must lie in "
                 f"(0, 1], got {parted}. Usual is 0.5; none never freezes."
             )
         self.parted = parted
         self.register_buffer("prior_logits", torch.zeros(num_classes), persistent=False)
+        self.register_buffer("fewest_parted", torch.tensor(1.0))
 
     def logits(self, features: Tensor) -> Tensor:
         return super().logits(features) + self.prior_logits
@@ -117,6 +119,8 @@ class PartingHead(CCLHead):
         return {**super().end_epoch(), "parted": share}
 
     def _watch(self, softness: Tensor) -> None:
-        if self.parted is not None and self.parted_share() >= self.parted:
+        share = self.parted_share()
+        self.fewest_parted.copy_(torch.minimum(share, self.fewest_parted))
+        if self.parted is not None and share - self.fewest_parted >= self.parted:
             self.held_dictionary.copy_(self.live_dictionary)
             self.frozen_flag.fill_(True)

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from cclnet.errors import InputError, unknown
 from cclnet.files import write_whole
-from cclnet.reproduce import experiments
-from cclnet.reproduce.experiments import EXPERIMENTS, SMOKE_DATA, Cell, read_recipes, unique
+from cclnet.reproduce import experiments, looks_cells
+from cclnet.reproduce.experiments import EXPERIMENTS, SMOKE_DATA, TUNING, Cell, read_recipes, unique
+from cclnet.reproduce.looks_cells import LOOKS
 from cclnet.reproduce.paper import BACKBONES, METHODS
 from cclnet.reproduce.runner import Outcome, run_cells
 from cclnet.reproduce.show import Show
@@ -57,9 +58,9 @@ class Request:
         for name in self.what:
             if name not in EXPERIMENTS:
                 raise unknown("experiment", name, EXPERIMENTS)
-        if (self.backbones or self.methods) and set(self.what) != {"table1"}:
+        if (self.backbones or self.methods) and (len(self.what) != 1 or self.what[0] not in ("table1", "looks")):
             raise InputError(
-                "backbones and methods choose among the cells of table1: leave them out, or ask for it alone."
+                "backbones and methods choose among the cells of table1 or looks: leave them out, or ask for one alone."
             )
         if not self.data and not self.smoke:
             raise InputError("give the folder of the ISIC 2018 images as --data, or --smoke to try it on drawn ones.")
@@ -75,8 +76,12 @@ def cells_of(request: Request) -> list[Cell]:
         if name == "table1":
             backbones, methods = request.backbones or tuple(BACKBONES), request.methods or tuple(METHODS)
             chosen += experiments.table1(seeds, backbones, methods, split)
-        elif name == "tune":
-            chosen += experiments.tune(seeds)
+        elif name == "looks":
+            backbones, methods = request.backbones or ("resnet18",), request.methods or tuple(LOOKS)
+            chosen += looks_cells.looks(seeds, backbones, methods)
+        elif name in ("tune", "tune-looks", "uses"):
+            make = {"tune": experiments.tune, "tune-looks": looks_cells.tune_looks, "uses": looks_cells.uses}
+            chosen += make[name](seeds)
         else:
             chosen += {"table2": experiments.table2, "figures": experiments.figures}[name](seeds, split)
     first, count = request.shard
@@ -126,11 +131,11 @@ def _prepared(request: Request, cells: Sequence[Cell]) -> dict[str, str]:
     table = open_data(data)
     short_side = recipes["paper"].get("short_side", 256)
     of_split = {"paper": data, "lesion": data}
-    if any(cell.split != "tune" for cell in cells) and not request.smoke:
+    if any(cell.split not in TUNING for cell in cells) and not request.smoke:
         decode(table, short_side, cache_dir=request.cache_dir)
-    if any(cell.split == "tune" for cell in cells):
-        sheet = write_tuning_data(table, recipes["tune"], request.out / "tune-data")
-        of_split["tune"] = str(sheet)
+    for slice_ in {cell.split for cell in cells} & set(TUNING):
+        sheet = write_tuning_data(table, recipes[slice_], request.out / f"{slice_}-data")
+        of_split[slice_] = str(sheet)
         if not request.smoke:
             decode(open_data(sheet), short_side, cache_dir=request.cache_dir)
     return of_split

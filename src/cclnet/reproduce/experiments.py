@@ -12,6 +12,7 @@ from cclnet.reproduce.paper import BACKBONES, LR_CCL, METHODS, TABLE2
 from cclnet.training.settings import Settings, make_settings, read_settings
 
 SPLITS = ("paper", "lesion")
+TUNING = {"tune": "paper", "tune-lesion": "lesion"}  # slices for open choices: of the training part of which split
 NEVER = 1_000_000  # epochs of patience that no run has: the freeze rule switched off
 DRIFT_RATES = (0.005, 0.05)  # of the head, for the runs without freeze rule
 SMOKE_DATA = "synthetic:images=84,size=36"
@@ -32,7 +33,7 @@ class Cell:
 
     Attributes:
         backbone, method, seed: as in the settings.
-        split: "paper", "lesion", or "tune" for the slice on which open choices are made.
+        split: "paper", "lesion", or a slice of TUNING, on which open choices are made.
         lr_ccl: learning rate of the head.
         variant: a word for what ``changes`` do.
         changes: any other settings that differ from the recipe, nested as in TOML.
@@ -71,19 +72,19 @@ class Cell:
             "lr_ccl": self.lr_ccl,
             "seed": self.seed,
         }
-        given = {"split": {"by": "given"}} if self.split == "tune" else {}
+        given = {"split": {"by": "given"}} if self.split in TUNING else {}
         return make_settings(recipe, own, given, self.changes, SMOKE if smoke else {})
 
 
 def read_recipes(folder: Path) -> dict[str, dict[str, Any]]:
-    """The recipe of each split. Open choices are made with that of the paper as the starting point."""
+    """The recipe of each split. Open choices start from that of the split which is reported."""
     recipes = {}
     for split in SPLITS:
         path = folder / f"{split}.toml"
         if not path.exists():
             raise InputError(f"there is no recipe {path}: give the folder of paper.toml and lesion.toml as --recipes.")
         recipes[split] = read_settings(path)
-    return recipes | {"tune": recipes["paper"]}
+    return recipes | {name: recipes[reported] for name, reported in TUNING.items()}
 
 
 def table1(
@@ -139,7 +140,7 @@ def tune(seeds: Sequence[int] = (0,)) -> list[Cell]:
     ]
 
 
-EXPERIMENTS = ("table1", "table2", "figures", "tune")
+EXPERIMENTS = ("table1", "table2", "figures", "tune", "looks", "tune-looks", "uses")
 
 
 def unique(cells: Sequence[Cell]) -> list[Cell]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cclnet.evaluation.correlation import agreement
 from cclnet.functional import collapse_point
 from cclnet.reproduce.experiments import DRIFT_RATES, NEVER, Cell
+from cclnet.reproduce.looks_figure import looks_figure
 from cclnet.reproduce.paper import BACKBONES, TABLE2
 from cclnet.reproduce.results import Result, read_results
 
@@ -29,6 +30,7 @@ def write_figures(results: Path) -> list[Path]:
         "correlation-by-backbone": _matrices([(title, _of(found, Cell(name))) for name, title in BACKBONES.items()]),
         "softness-over-epochs": _softness([(f"{rate:g}", _of(found, Cell(lr_ccl=rate))) for rate in TABLE2]),
         "drift-without-freeze": _drift(found),
+        "looks-over-epochs": looks_figure(list(found.values())),
     }
     paths = []
     for name, figure in made.items():

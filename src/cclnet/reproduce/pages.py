@@ -13,6 +13,7 @@ import pandas as pd
 from cclnet.errors import InputError
 from cclnet.files import write_whole
 from cclnet.report.page import render
+from cclnet.reproduce.looks import looks_grid, looks_pairs_grid, structure_grid, tune_looks_grid, uses_grid
 from cclnet.reproduce.results import Result, read_results
 from cclnet.reproduce.seeds import Seeds
 from cclnet.reproduce.tables import (
@@ -56,6 +57,9 @@ def grids(results: Path, seeds: Seeds) -> dict[str, list[Grid]]:
         "table2": [table2_grid(found, seeds)],
         "tune": [tune_grid(read_results(results / "tune"))],
         "cost": [cost_grid(found)],
+        "looks": [structure_grid(found), looks_grid(found, seeds), looks_pairs_grid(found, seeds)],
+        "tune-looks": [tune_looks_grid(read_results(results / "tune-lesion"))],
+        "uses": [uses_grid(found, seeds)],
     }
 
 
@@ -64,7 +68,12 @@ def write_tables(results: Path) -> list[Path]:
     results.mkdir(parents=True, exist_ok=True)
     found, seeds = read_results(results), Seeds(results)
     tables = grids(results, seeds)
-    lines = {"table1": table1_rows(found, seeds), "table2": table2_rows(found), "tune": _tune_rows(results)}
+    lines = {
+        "table1": table1_rows(found, seeds),
+        "table2": table2_rows(found),
+        "tune": _tune_rows(results / "tune"),
+        "tune-looks": _tune_rows(results / "tune-lesion"),
+    }
     seeds.write()
     for name, content in tables.items():
         write_whole(results / f"{name}.md", in_markdown(content))
@@ -72,11 +81,12 @@ def write_tables(results: Path) -> list[Path]:
         write_whole(results / f"{name}.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
     shown = {
         "table1": ("Table 1", [*tables["table1"], *tables["rivals"], *tables["cost"]], []),
-        "table2": ("Table 2 and the figures", tables["table2"], _pictures(results)),
+        "table2": ("Table 2 and the figures", tables["table2"], _pictures(results, "paper")),
         "tune": ("Open choices", tables["tune"], []),
+        "looks": ("Beyond the paper: soft labels that follow looks", _beyond(tables), _pictures(results, "looks")),
     }
     for name, (title, content, pictures) in shown.items():
-        title = f"{title} of CCL-Net, run again"
+        title = title if name == "looks" else f"{title} of CCL-Net, run again"
         page = render("tables.html", title=title, grids=content, runs=runs_in_words(found), pictures=pictures)
         write_whole(results / f"{name}.html", page)
     return [results / f"{name}.html" for name in shown]
@@ -86,10 +96,14 @@ def in_markdown(content: Sequence[Grid]) -> str:
     return "\n".join(markdown(grid) for grid in content)
 
 
-def _tune_rows(results: Path) -> list[dict[str, Any]]:
+def _beyond(tables: Mapping[str, Sequence[Grid]]) -> list[Grid]:
+    return [grid for name in ("looks", "uses", "tune-looks") for grid in tables[name]]
+
+
+def _tune_rows(folder: Path) -> list[dict[str, Any]]:
     return [
         {"candidate": r.cell.variant, "seed": r.cell.seed, **{name: r.value(name) for name in r.content["scores"]}}
-        for r in read_results(results / "tune")
+        for r in read_results(folder)
     ]
 
 
@@ -102,9 +116,9 @@ def runs_in_words(results: Sequence[Result]) -> str:
     return f"{len(results)} runs on {', '.join(devices)}, {seconds / 60:,.0f} minutes of training together."
 
 
-def _pictures(results: Path) -> list[tuple[str, str]]:
-    """The figures beside the results, with their names, as data that a page can carry."""
-    found = sorted((results / PICTURES).glob("*.png"))
+def _pictures(results: Path, page: str) -> list[tuple[str, str]]:
+    """The figures of a page, with their names, as data that it can carry."""
+    found = [p for p in sorted((results / PICTURES).glob("*.png")) if p.stem.startswith("looks") == (page == "looks")]
     return [
         (path.stem.replace("-", " "), "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode())
         for path in found
@@ -127,12 +141,17 @@ def fill_markers(text: str, blocks: Mapping[str, str], name: str = "the document
 
 
 def documents(root: Path, results: Path) -> dict[Path, str]:
-    """docs/reproduce.md and README.md below ``root`` as they should be with the results in a folder."""
+    """docs/reproduce.md, docs/method.md and README.md below ``root`` as they should be with the results in a folder."""
     seeds = Seeds(results)
     found, tables = read_results(results), grids(results, seeds)
     blocks = {name: in_markdown(content) for name, content in tables.items()}
     short = table1_grid(found, seeds, scores=("accuracy", "kappa"))
-    wanted = {"docs/reproduce.md": {**blocks, "runs": runs_in_words(found)}, "README.md": {"table1": markdown(short)}}
+    beyond = {name: blocks.pop(name) for name in ("looks", "tune-looks", "uses")}
+    wanted = {
+        "docs/reproduce.md": {**blocks, "runs": runs_in_words(found)},
+        "docs/method.md": beyond,
+        "README.md": {"table1": markdown(short)},
+    }
     return {
         root / name: fill_markers((root / name).read_text(encoding="utf-8"), content, name)
         for name, content in wanted.items()

@@ -17,7 +17,8 @@ two files alone. ``results/NAME.json``::
       "temperature": 1.1,
       "classes": [...], "class_counts": [...],             # of the training part
       "correlation": [[...]] | null,        # row k: the soft label of class k
-      "rarity_agreement": 0.84 | null, "final_softness": 0.41 | null
+      "rarity_agreement": 0.84 | null, "final_softness": 0.41 | null,
+      "course": {"epochs": [1, 2, ...], "matrices": [[[...]], ...]} | null    # the soft labels of some epochs
     }
 """
 
@@ -40,7 +41,8 @@ from cclnet.errors import InputError
 from cclnet.evaluation.judge import judge
 from cclnet.files import write_whole
 from cclnet.predictions import read_predictions, write_predictions
-from cclnet.reproduce.experiments import Cell
+from cclnet.reproduce.course import read_course
+from cclnet.reproduce.experiments import TUNING, Cell
 from cclnet.training.run_folder import RunFolder
 from cclnet.training.settings import Settings
 
@@ -70,7 +72,7 @@ class Result:
 
 def result_path(results: Path, cell: Cell) -> Path:
     """Where the result of a cell is, or will be."""
-    return (results / "tune" if cell.split == "tune" else results) / f"{cell.name}.json"
+    return (results / cell.split if cell.split in TUNING else results) / f"{cell.name}.json"
 
 
 def predictions_path(result: Path) -> Path:
@@ -104,6 +106,7 @@ def keep_result(cell: Cell, run: Path, results: Path) -> Result:
     with as_run(predictions_path(path), model, matrix, folder.split) as judged_folder:
         judged = judge(judged_folder)
     content = _content(cell, folder.read_settings(), model, folder.read_metrics(), judged)
+    content["course"] = read_course(run) if content["correlation"] else None
     text = json.dumps(content, allow_nan=False)
     write_whole(path, text + "\n")
     return Result(path, json.loads(text))

@@ -57,6 +57,17 @@ class Seeds:
         together = [result for runs in chosen.values() for result in runs]
         return self._once(f"rivals on {cell.split}, {cell.backbone}", together, lambda: _compared(chosen))
 
+    def against(self, groups: Mapping[str, Sequence[Result]], reference: str, title: str) -> dict[str, Any] | None:
+        """Every group against the one named ``reference``, over the seeds that the two have both; None where it or all
+        others are missing. ``title`` tells this comparison from others."""
+        own = {result.cell.seed for result in groups.get(reference, ())}
+        shared = {name: [r for r in runs if r.cell.seed in own] for name, runs in groups.items()}
+        shared = {name: runs for name, runs in shared.items() if runs}
+        if reference not in shared or len(shared) < 2:
+            return None
+        together = [result for runs in shared.values() for result in runs]
+        return self._once(f"{title}, against {reference}", together, lambda: _compared(shared, reference))
+
     def write(self) -> None:
         """Keep what was used."""
         if self._used:
@@ -80,14 +91,14 @@ def _fingerprint(path: Path) -> str:
     return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
-def _compare(groups: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+def _compare(groups: Mapping[str, Sequence[Result]], against: str | None = None) -> dict[str, Any]:
     """The results as run folders, compared."""
     with ExitStack() as stack:
         folders = {
             name: [stack.enter_context(as_run(r.predictions, _model(r), r.content["correlation"])) for r in results]
             for name, results in groups.items()
         }
-        return compare(folders)
+        return compare(folders, against)
 
 
 def _model(result: Result) -> dict[str, Any]:
@@ -109,8 +120,8 @@ def _mean(results: Sequence[Result]) -> dict[str, Any]:
     return {name: _rounded(scores.get(name, undefined)) for name in METRICS}  # no temperature, nothing after it
 
 
-def _compared(groups: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
-    compared = _compare(groups)
+def _compared(groups: Mapping[str, Sequence[Result]], against: str | None = None) -> dict[str, Any]:
+    compared = _compare(groups, against)
     pairs = []
     for pair in compared["comparisons"]:
         tests = {

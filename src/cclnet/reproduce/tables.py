@@ -100,6 +100,11 @@ def signed(value: float | None, digits: int = 3) -> str:
     return NONE if value is None else f"{value:+.{digits}f}".replace("-", "−")
 
 
+def plain_field(mean: Mapping[str, Any] | None, name: str) -> Lines:
+    """A score of ours that nothing is held against."""
+    return _field(mean, name, None)
+
+
 def _field(mean: Mapping[str, Any] | None, name: str, published: float | None) -> Lines:
     paper = () if published is None else (f"paper {number(published)}",)
     if mean is None:
@@ -190,10 +195,14 @@ def _plain(cell: Cell) -> bool:
 
 
 def _pair_row(split: str, backbone: str, pair: Mapping[str, Any]) -> tuple[Lines, ...]:
-    names = f"{pair['a']} − {pair['b']}"
-    fields = [_points(pair["metrics"][name]) for name in ("accuracy", "kappa")]
+    return ((split,), (backbone,), *pair_fields(pair, ("accuracy", "kappa")))
+
+
+def pair_fields(pair: Mapping[str, Any], scores: Sequence[str]) -> tuple[Lines, ...]:
+    """The two names, how many seeds, the difference in each score, and the verdict on accuracy in words."""
+    fields = [_points(pair["metrics"][name]) if name in pair["metrics"] else (NONE,) for name in scores]
     words = pair["metrics"]["accuracy"]["verdict"]
-    return ((split,), (backbone,), (names,), (str(pair["seeds"]["a"]),), *fields, (words,))
+    return ((f"{pair['a']} − {pair['b']}",), (str(pair["seeds"]["a"]),), *fields, (words,))
 
 
 def _points(test: Mapping[str, Any]) -> Lines:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cclnet.errors import InputError
+from cclnet.reproduce.course import note_course
 from cclnet.reproduce.experiments import Cell
 from cclnet.reproduce.results import differing_settings, keep_result
 from cclnet.training.settings import Settings
@@ -121,6 +122,7 @@ def train_cell(cell: Cell, work: Work, tell: Callable[[str], None]) -> Path:
 
     def on_epoch(record: Mapping[str, Any], network: Any) -> None:
         tell(_epoch_in_words(record, settings.epochs))
+        note_course(run.path, record["epoch"], network.soft_labels() if "softness" in record else None)
         if record["epoch"] < settings.epochs and time.time() > work.deadline:
             raise OutOfTime(cell.name)
 
