@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from cclnet import METHODS, InputError, build_method, functional
-from cclnet.methods import Classes, method_card, method_settings
+from cclnet.methods import Classes, method_card, method_settings, methods_for
 
 COUNTS = (10, 60, 30)
 CLASSES = Classes(num_classes=3, in_features=6, counts=COUNTS)
@@ -21,6 +21,8 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_protocol(name: str) -> None:
     method = build_method(name, CLASSES)
     features, logits, labels = batch()
+    if name in methods_for(multilabel=True):
+        labels = torch.randint(2, (8, 3))
     logits.requires_grad_()
     loss = method(features, logits, labels)
     torch.testing.assert_close(loss.total, sum(loss.terms.values()))

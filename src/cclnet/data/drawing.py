@@ -20,6 +20,8 @@ import numpy.typing as npt
 from scipy.special import expit, ndtr
 
 Floats = npt.NDArray[np.float32]
+Marks = npt.NDArray[np.bool_]
+Pixels = npt.NDArray[np.uint8]
 Shapes = Mapping[str, tuple[int, ...]]
 
 #: How dark it is; how red, with vessels; how notched and long; lines of a pigment network; dark dots; bluish veil.
@@ -48,6 +50,7 @@ VIEW: Shapes = {
     "hairs": (3, 4),
     "grain": (2,),
 }
+SPOT: Shapes = {"turn": (), "zoom": (), "shift": (2,)}  # of one lesion among several in a picture
 
 SKIN = (0.92, 0.72, 0.66)  # red, green, blue
 VEIL = (0.44, 0.50, 0.60)
@@ -61,23 +64,52 @@ def chance(shapes: Shapes, generator: np.random.Generator) -> Floats:
     return generator.standard_normal(sum(map(math.prod, shapes.values())), dtype=np.float32)
 
 
-def draw(latents: Floats, lesions: Floats, views: Floats, size: int) -> npt.NDArray[np.uint8]:
+def draw(latents: Floats, lesions: Floats, views: Floats, size: int) -> Pixels:
     """Pictures [B, size, size, 3] of lesions at ``latents`` [B, 6], each with its rows of ``chance`` for the
     lesion and for the view. A picture depends on its own rows alone, not on the others of the batch."""
     lesion, view = _named(LESION, lesions), _named(VIEW, views)
-    look = {axis: _planes(latents[:, i]) for i, axis in enumerate(AXES)}
     camera = _Camera(
         turn=_between(0, 2 * math.pi, view["turn"]),
         zoom=_between(0.85, 1.15, view["zoom"]),
         shift=0.06 * view["shift"],
         size=size * math.ceil(FINEST / size),
     )
-    melanin, blood, veil = _lesion_layers(look, lesion, camera)
-    flush = 0.06 * camera.blobs(0.8 * view["flush"][..., :2], view["flush"][..., 2], 0.35)
-    melanin = melanin + _planes(_between(0.0, 0.20, lesion["skin"][:, 0]))
-    blood = blood + _planes(_between(0.0, 0.25, lesion["skin"][:, 1])) + flush
+    return _photograph(_lesion_layers(_looks(latents), lesion, camera), lesion["skin"], view, camera, size)
 
-    picture = np.empty((len(latents), 3, camera.size, camera.size), np.float32)
+
+def draw_several(latents: Floats, lesions: Floats, spots: Floats, shown: Marks, views: Floats, size: int) -> Pixels:
+    """Pictures [B, size, size, 3] of skin with up to L smaller lesions side by side, where ``shown`` [B, L]: latents
+    [B, L, 6], rows of ``chance`` for each lesion and its spot [B, L, n], and for the view [B, n]. What absorbs light
+    adds up, so the lesions' layers do; the skin is that of the first lesion, shown or not."""
+    view, count = _named(VIEW, views), latents.shape[1]
+    turned = _between(0, 2 * math.pi, view["turn"])
+    layers = []
+    for number in range(count):
+        spot = _named(SPOT, spots[:, number])
+        around = turned + np.float32(2 * math.pi * number / count)
+        camera = _Camera(
+            turn=_between(0, 2 * math.pi, spot["turn"]),
+            zoom=_between(0.5, 0.65, spot["zoom"]),
+            shift=_on_disc(np.full_like(around, 0.5), around) + 0.03 * spot["shift"],
+            size=size * math.ceil(FINEST / size),
+        )
+        own = _lesion_layers(_looks(latents[:, number]), _named(LESION, lesions[:, number]), camera)
+        layers.append(np.stack(own) * _planes(shown[:, number].astype(np.float32)))
+    melanin, blood, _ = np.sum(layers, axis=0)
+    veil = 1 - np.prod([1 - own_veil for _, _, own_veil in layers], axis=0)
+    return _photograph((melanin, blood, veil), _named(LESION, lesions[:, 0])["skin"], view, camera, size)
+
+
+def _photograph(
+    layers: tuple[Floats, Floats, Floats], skin: Floats, view: Mapping[str, Floats], camera: _Camera, size: int
+) -> Pixels:
+    """Pictures of melanin, blood and veil [B, S, S] on skin [B, 2], in the light of the view."""
+    melanin, blood, veil = layers
+    flush = 0.06 * camera.blobs(0.8 * view["flush"][..., :2], view["flush"][..., 2], 0.35)
+    melanin = melanin + _planes(_between(0.0, 0.20, skin[:, 0]))
+    blood = blood + _planes(_between(0.0, 0.25, skin[:, 1])) + flush
+
+    picture = np.empty((len(skin), 3, camera.size, camera.size), np.float32)
     for channel in range(3):
         colour = SKIN[channel] * np.exp(-MELANIN[channel] * melanin - BLOOD[channel] * blood)
         picture[:, channel] = colour + veil * (VEIL[channel] - colour)
@@ -85,9 +117,13 @@ def draw(latents: Floats, lesions: Floats, views: Floats, size: int) -> npt.NDAr
     _light(picture, view, camera.line)
     if camera.size > size:
         step = camera.size // size
-        picture = picture.reshape(len(latents), 3, size, step, size, step).mean(axis=(3, 5))
+        picture = picture.reshape(len(skin), 3, size, step, size, step).mean(axis=(3, 5))
     _add_grain(picture, view["grain"])
     return np.clip(picture.transpose(0, 2, 3, 1) * 255 + 0.5, 0, 255).astype(np.uint8)
+
+
+def _looks(latents: Floats) -> dict[str, Floats]:
+    return {axis: _planes(latents[:, i]) for i, axis in enumerate(AXES)}
 
 
 def _named(shapes: Shapes, rows: Floats) -> dict[str, Floats]:

@@ -10,9 +10,11 @@ from typing import Any
 
 from cclnet.errors import InputError, unknown
 from cclnet.methods.base import Classes, Loss, Method
+from cclnet.methods.bce import BinaryCrossEntropy
 from cclnet.methods.ccl import CCL
 from cclnet.methods.ccl_balanced import CCLBalanced
 from cclnet.methods.ccl_centroid import CCLCentroid
+from cclnet.methods.ccl_multilabel import CCLMultilabel
 from cclnet.methods.confidence_penalty import ConfidencePenalty
 from cclnet.methods.focal import Focal
 from cclnet.methods.hard import Hard
@@ -24,7 +26,17 @@ from cclnet.methods.online_smoothing import OnlineSmoothing
 from cclnet.methods.ordinal import Ordinal
 from cclnet.methods.teacher_free import TeacherFree
 
-__all__ = ["METHODS", "Classes", "Loss", "Method", "build_method", "method_card", "method_settings"]
+__all__ = [
+    "METHODS",
+    "Classes",
+    "Loss",
+    "Method",
+    "build_method",
+    "check_method_fits",
+    "method_card",
+    "method_settings",
+    "methods_for",
+]
 
 METHODS: dict[str, Callable[..., Method]] = {
     "ccl": CCL,
@@ -46,7 +58,37 @@ METHODS: dict[str, Callable[..., Method]] = {
     "confidence-penalty": ConfidencePenalty,
     "focal": Focal,
     "ordinal": Ordinal,
+    # For several labels an image: its own hard labels, and CCL.
+    "bce": BinaryCrossEntropy,
+    "ccl-multilabel": CCLMultilabel,
 }
+MULTILABEL = ("bce", "ccl-multilabel")
+
+
+def methods_for(multilabel: bool) -> list[str]:
+    """The methods for images with several labels each, or with one.
+
+    >>> methods_for(multilabel=True)
+    ['bce', 'ccl-multilabel']
+    """
+    return [name for name in METHODS if (name in MULTILABEL) == multilabel]
+
+
+def check_method_fits(name: str, multilabel: bool) -> None:
+    """Refuse a method for one label an image where images have several, and the other way round."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    if multilabel and name not in MULTILABEL:
+        raise InputError(
+            f"method '{name}' spreads one label over the classes, but these images may have several labels each, or "
+            "none. Use 'ccl-multilabel' (soft labels) or 'bce' (hard ones)."
+        )
+    if name in MULTILABEL and not multilabel:
+        instead = {"bce": "hard", "ccl-multilabel": "ccl-centroid"}[name]
+        raise InputError(
+            f"method '{name}' takes a decision for each class on its own, but these images have one label each. Use "
+            f"'{instead}', its counterpart for one label, or any other for one: {', '.join(methods_for(False))}."
+        )
 
 
 def method_settings(name: str) -> dict[str, Any]:

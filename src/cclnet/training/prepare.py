@@ -19,6 +19,7 @@ from cclnet.data.sources import open_data
 from cclnet.data.split import make_split, read_split, write_split
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
+from cclnet.methods import check_method_fits
 from cclnet.network import CCLNet
 from cclnet.training.run_folder import RunFolder
 from cclnet.training.settings import Settings
@@ -80,6 +81,7 @@ def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric, cache_dir: 
     told = {name: getattr(settings, name) for name in READING if getattr(settings, name)}
     with fabric.rank_zero_first():  # the others find the split and the decoded images made
         table = open_data(settings.data, **told)
+        check_method_fits(settings.method, table.multilabel)  # before anything is decoded
         if run.split.exists():
             parts = read_split(run.split, table)
         else:

@@ -43,9 +43,9 @@ def open_data(
 ) -> ImageTable:
     """Read the data set at ``path``, whichever of the known layouts it has.
 
-    ``path`` is a folder, a table or an .npz file; ``medmnist:NAME`` to download one; or ``synthetic``, also with
-    settings (``synthetic:overlap=much,seed=3``). The layout is found by looking; ``source`` (a name in
-    :data:`SOURCES`) decides where two fit. The columns are those of a manifest, see
+    ``path`` is a folder, a table or an .npz file; ``medmnist:NAME`` to download one; or ``synthetic`` and
+    ``synthetic-multilabel``, also with settings (``synthetic:overlap=much,seed=3``). The layout is found by looking;
+    ``source`` (a name in :data:`SOURCES`) decides where two fit. The columns are those of a manifest, see
     :class:`~cclnet.data.sources.options.Options`. Images without label and labels without image are left out and
     named in the table's ``problems``; ``strict`` refuses them.
     """
@@ -62,8 +62,8 @@ def open_data(
     kind, _, rest = str(path).partition(":")
     path = Path(path).expanduser()
     if not path.exists():
-        if kind == "synthetic":
-            return _synthetic(rest)
+        if kind in ("synthetic", "synthetic-multilabel"):
+            return _synthetic(kind, rest)
         if kind == "medmnist":
             path = medmnist.download(rest)
     return _choose(path, source, options).read(path, options)
@@ -110,14 +110,17 @@ def _nothing_fits(path: Path) -> str:
 
 def _supported() -> str:
     layouts = "".join(f"\n  - {source.words}: {source.layout}" for source in SOURCES.values())
-    return f"What can be read:{layouts}\n  - synthetic: a small drawn set that needs no files"
+    drawn = "synthetic, synthetic-multilabel: small drawn sets that need no files"
+    return f"What can be read:{layouts}\n  - {drawn}"
 
 
-def _synthetic(settings: str) -> ImageTable:
-    """``overlap=much,seed=3`` to settings of the drawn set."""
+def _synthetic(kind: str, settings: str) -> ImageTable:
+    """``overlap=much,seed=3`` to settings of a drawn set."""
     from cclnet.data.synthetic import SyntheticSettings, synthetic
+    from cclnet.data.synthetic_multilabel import MultilabelSettings, synthetic_multilabel
 
-    known = {field.name: field.default for field in fields(SyntheticSettings)}
+    several = kind == "synthetic-multilabel"
+    known = {field.name: field.default for field in fields(MultilabelSettings if several else SyntheticSettings)}
     chosen: dict[str, Any] = {}
     for assignment in filter(None, settings.split(",")):
         name, _, text = assignment.partition("=")
@@ -125,7 +128,9 @@ def _synthetic(settings: str) -> ImageTable:
             raise unknown("setting of the synthetic set", name, known)
         chosen[name] = _value(text)
         if type(known[name]) is int and type(chosen[name]) is not int:
-            raise InputError(f"synthetic:{assignment}: {name} is a whole number, such as {name}={known[name]}.")
+            raise InputError(f"{kind}:{assignment}: {name} is a whole number, such as {name}={known[name]}.")
+    if several:
+        return synthetic_multilabel(MultilabelSettings(**chosen))
     return synthetic(SyntheticSettings(**chosen))
 
 
