@@ -21,6 +21,7 @@ from cclnet.errors import InputError
 
 COOKIE = "cclnet_session"
 SHORTEST_TOKEN = 16
+HEADER_BYTES = 16 * 2**10  # of a request
 OPEN = ("/healthz", "/sign-in", "/static/")  # says nothing about the model
 
 HEADERS = {
@@ -28,7 +29,7 @@ HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
@@ -116,6 +117,8 @@ class Guard:
 
     def refusal(self, request: Request) -> Response | None:
         """Why a request goes no further, None where it may."""
+        if sum(len(name) + len(value) for name, value in request.headers.raw) > HEADER_BYTES:
+            return _reason(431, f"The headers of this request have more than {HEADER_BYTES:,} bytes.")
         if not self.known_host(request.headers):
             return _reason(421, "This server does not go by that name. Use its address, or start it with --allow-host.")
         if request.method not in ("GET", "HEAD") and not same_origin(request.headers):

@@ -77,6 +77,8 @@ class _Process:
 
     def read(self, body: bytes, content_type: str, picture: bool) -> Upload:
         seconds = self.reader.limits.seconds
+        if not self.process.is_alive():  # ended from outside while it was idle: not the fault of this image
+            self._restart()
         self.wait_until_ready()
         try:
             self.connection.send_bytes(json.dumps({"content_type": content_type, "picture": picture}).encode())
@@ -118,5 +120,5 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cclnet.deploy.serve.reading"])
+    context.set_forkserver_preload(["torch", "cclnet.deploy.serve.reading"])
     return context

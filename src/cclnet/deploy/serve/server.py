@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+from contextlib import suppress
 from pathlib import Path
 
+import uvicorn
 from rich.console import Console
+from starlette.types import ASGIApp
 
 from cclnet.data.parallel import available_cores
 from cclnet.deploy.model import Model, load
 from cclnet.deploy.serve.app import create_app
 from cclnet.deploy.serve.examples import read_examples
-from cclnet.deploy.serve.guard import check_token, is_address
+from cclnet.deploy.serve.guard import HEADER_BYTES, check_token, is_address
 from cclnet.deploy.serve.limits import Limits
 from cclnet.deploy.serve.service import ServeSettings, has_heat_maps
 from cclnet.errors import InputError
 from cclnet.files import make_folder
 
 MOST_CONNECTIONS = 1024
-HEADER_BYTES = 16 * 2**10  # of a request
 SECONDS_TO_FINISH = 10  # for what is being answered when the server is stopped
 
 
@@ -50,8 +52,6 @@ def serve(
         keep: a folder for what is sent. Default: nothing is kept.
         readers: processes that decode uploads. Default: one a core, at most four.
     """
-    import uvicorn
-
     console = console or Console(stderr=True)
     if largest_batch < 1 or (readers is not None and readers < 1):
         raise InputError(f"batch and readers must be at least 1; got {largest_batch} and {readers}.")
@@ -71,12 +71,25 @@ def serve(
         app = create_app(model, settings, host=host, allowed_hosts=allowed_hosts, token=token)
         for line in _greeting(model, settings, _address(listening), token, note):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, http="h11", ws="none",
-            limit_concurrency=MOST_CONNECTIONS, h11_max_incomplete_event_size=HEADER_BYTES,
-            timeout_graceful_shutdown=SECONDS_TO_FINISH, proxy_headers=False,
-        )  # fmt: skip
-        uvicorn.Server(config).run(sockets=[listening])
+        with suppress(KeyboardInterrupt):  # it has finished what it was answering, and is to end like that
+            make_server(app).run(sockets=[listening])
+
+
+def make_server(app: ASGIApp) -> uvicorn.Server:
+    """A server for the application that gives nobody more than the limits: h11, for it bounds headers."""
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        timeout_graceful_shutdown=SECONDS_TO_FINISH,
+    )
+    return uvicorn.Server(config)
 
 
 def load_to_serve(run: str | Path, device: str, engine: str) -> Model:

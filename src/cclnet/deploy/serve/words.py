@@ -105,6 +105,8 @@ def where(heat: npt.NDArray[np.float32]) -> str:
     x = float((strong.sum(axis=0) @ (np.arange(width) + 0.5)) / (width * total))
     up = "upper" if y < 0.42 else "lower" if y > 0.58 else ""
     side = "left" if x < 0.42 else "right" if x > 0.58 else ""
-    if not up and not side:
-        return "in the middle, or all over"
-    return f"in the {' '.join(filter(None, (up, side)))}{'' if side else ' part'}"
+    if up and side:
+        return f"in the {up} {side}"
+    if up:
+        return f"in the {up} part"
+    return f"on the {side}" if side else "in the middle, or all over"

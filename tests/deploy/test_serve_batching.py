@@ -1,0 +1,121 @@
+"""Batches gather what waits, and nothing waits for company."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cclnet.deploy.serve.batching import Batcher
+from cclnet.deploy.serve.limits import Refused
+
+
+class Network:
+    """Doubles numbers; works only while its gate is open, and remembers its batches."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.entered = threading.Event()
+        self.batches: list[list[int]] = []
+
+    def run(self, items: Sequence[int]) -> list[int]:
+        self.batches.append(list(items))
+        self.entered.set()
+        assert self.gate.wait(10)
+        if -1 in items:
+            raise RuntimeError("a broken item")
+        return [2 * item for item in items]
+
+
+def with_batcher(
+    body: Callable[[Batcher[int, int], Network], Coroutine[Any, Any, None]], largest: int = 4
+) -> tuple[Network, list[int]]:
+    sizes: list[int] = []
+    network = Network()
+
+    async def main() -> None:
+        batcher = Batcher[int, int](network.run, largest, lambda size, seconds: sizes.append(size))
+        batcher.start()
+        try:
+            await body(batcher, network)
+        finally:
+            network.gate.set()
+            await batcher.close()
+
+    asyncio.run(main())
+    return network, sizes
+
+
+async def hold(batcher: Batcher[int, int], network: Network, item: int) -> asyncio.Task[int]:
+    """Send an item and wait until it is inside the network."""
+    task = asyncio.create_task(batcher.answer(item, 10))
+    while not network.entered.is_set():
+        await asyncio.sleep(0.001)
+    return task
+
+
+def test_an_item_that_comes_alone_goes_alone_and_at_once() -> None:
+    async def body(batcher: Batcher[int, int], network: Network) -> None:
+        network.gate.set()
+        for item in range(3):
+            assert await batcher.answer(item, 10) == 2 * item
+
+    network, sizes = with_batcher(body)
+    assert network.batches == [[0], [1], [2]] and sizes == [1, 1, 1]
+
+
+@settings(max_examples=20, deadline=None)
+@given(waiting=st.integers(0, 15), largest=st.integers(1, 6))
+def test_what_waits_goes_together_in_order_and_gets_its_own_answer(waiting: int, largest: int) -> None:
+    async def body(batcher: Batcher[int, int], network: Network) -> None:
+        first = await hold(batcher, network, 100)
+        others = [asyncio.create_task(batcher.answer(item, 10)) for item in range(waiting)]
+        await asyncio.sleep(0)  # all stand in line now
+        network.gate.set()
+        assert await first == 200
+        assert await asyncio.gather(*others) == [2 * item for item in range(waiting)]
+
+    network, sizes = with_batcher(body, largest)
+    expected = [list(range(waiting))[start : start + largest] for start in range(0, waiting, largest)]
+    assert network.batches == [[100], *expected] and sizes == [len(batch) for batch in network.batches]
+
+
+def test_an_error_belongs_to_its_batch_alone() -> None:
+    async def body(batcher: Batcher[int, int], network: Network) -> None:
+        network.gate.set()
+        with pytest.raises(RuntimeError, match="a broken item"):
+            await batcher.answer(-1, 10)
+        assert await batcher.answer(3, 10) == 6
+
+    with_batcher(body)
+
+
+def test_those_who_gave_up_are_left_out() -> None:
+    async def body(batcher: Batcher[int, int], network: Network) -> None:
+        first = await hold(batcher, network, 0)
+        gone = asyncio.create_task(batcher.answer(1, 10))
+        stays = asyncio.create_task(batcher.answer(2, 10))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        network.gate.set()
+        assert await first == 0 and await stays == 4
+
+    network, _ = with_batcher(body)
+    assert network.batches == [[0], [2]]
+
+
+def test_an_answer_that_takes_too_long_is_a_refusal() -> None:
+    async def body(batcher: Batcher[int, int], network: Network) -> None:
+        with pytest.raises(Refused, match=r"no answer within 0.05 seconds") as refused:
+            await batcher.answer(1, 0.05)
+        assert refused.value.status == 503 and refused.value.headers == {"Retry-After": "1"}
+        network.gate.set()
+        assert await batcher.answer(5, 10) == 10
+
+    with_batcher(body)

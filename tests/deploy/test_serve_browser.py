@@ -1,0 +1,214 @@
+"""The page in a real browser: an image is dropped and understood, a text file is refused kindly, nobody is left out."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from served import image_bytes, serving
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium to open the page with")
+
+TOKEN = "k7Jq-4uPz_0aXw9Lm2Tr"
+# What a browser does when a file is dropped, made by hand: {type} of each event in turn on the place to drop at.
+DROP = """([name, type, content]) => {
+  const bytes = Uint8Array.from(atob(content), (sign) => sign.charCodeAt(0));
+  const carried = new DataTransfer();
+  carried.items.add(new File([bytes], name, { type }));
+  for (const event of ["dragenter", "dragover", "drop"]) {
+    document.querySelector(".drop").dispatchEvent(
+      new DragEvent(event, { dataTransfer: carried, bubbles: true, cancelable: true }));
+  }
+}"""
+PASTE = """([name, type, content]) => {
+  const bytes = Uint8Array.from(atob(content), (sign) => sign.charCodeAt(0));
+  const carried = new DataTransfer();
+  carried.items.add(new File([bytes], name, { type }));
+  document.dispatchEvent(new ClipboardEvent("paste", { clipboardData: carried, bubbles: true, cancelable: true }));
+}"""
+COVERED = "() => document.getElementById('heat').getContext('2d').getImageData(0, 0, 16, 16).data"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright to open the page with")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    small = "data:image/png;base64," + base64.b64encode(image_bytes(size=(8, 8))).decode()
+    examples = {name: [small] * 3 for name in ("red", "green", "blue")}
+    with serving(tmp_path_factory.mktemp("run"), examples=examples) as started:
+        yield started
+
+
+@contextmanager
+def opened(browser: Browser, address: str, width: int = 1280, **how: Any) -> Iterator[tuple[Page, list[str]]]:
+    """The page, and what it says to nobody: errors, and requests to other places."""
+    heard: list[str] = []
+    context = browser.new_context(viewport={"width": width, "height": 800}, accept_downloads=True, **how)
+    page = context.new_page()
+    page.on("console", lambda message: heard.append(message.text))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on("request", lambda one: None if one.url.startswith((address, "data:", "blob:")) else heard.append(one.url))
+    page.goto(address)
+    yield page, heard
+    context.close()
+
+
+def give(page: Page, content: bytes, name: str = "lesion.png", kind: str = "image/png", how: str = DROP) -> None:
+    page.evaluate(how, [name, kind, base64.b64encode(content).decode()])
+
+
+def green_corner() -> bytes:
+    pixels = np.full((30, 60, 3), 8, np.uint8)
+    pixels[:15, :30, 1] = 250
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 375)])
+def test_a_dropped_image_is_answered(browser: Browser, address: str, tmp_path: Path, scheme: str, width: int) -> None:
+    with opened(browser, address, width, color_scheme=scheme) as (page, heard):
+        assert "Not a medical device" in page.inner_text("header")
+        give(page, green_corner())
+        page.wait_for_selector("#result:not([hidden])")
+        page.wait_for_selector(".thumbs img")
+        assert page.inner_text("#said").startswith("green")
+        assert page.inner_text("#status") == f"lesion.png: green, {page.inner_text('#sureness').lower()}."
+        bars = page.locator("table.bars tbody tr")
+        shares = [float(bars.nth(i).locator("td.n").inner_text().strip("%")) for i in range(bars.count())]
+        assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(100, abs=0.2)
+        drawn = [bars.nth(i).locator("i").bounding_box()["width"] for i in range(3)]  # type: ignore[index]
+        full = bars.first.locator(".track").bounding_box()["width"]  # type: ignore[index]
+        assert [100 * one / full for one in drawn] == pytest.approx(shares, abs=1)
+        covered = np.array(page.evaluate(COVERED), np.uint8).reshape(16, 16, 4)[..., 3]
+        assert covered[3, 3] > 200 and covered[12, 12] < 40  # the heat lies on the green corner
+        assert "What speaks for green lies in the upper left" in page.inner_text("#caption")
+        assert page.locator("#alike h3").all_inner_texts() == ["green", "red", "blue"]
+        assert page.locator(".thumbs img").count() == 9
+        assert heard == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert paper == ("rgb(20, 23, 28)" if scheme == "dark" else "rgb(255, 255, 255)")
+
+
+def test_a_text_file_is_refused_kindly_and_the_next_image_works(browser: Browser, address: str) -> None:
+    with opened(browser, address) as (page, _):
+        give(page, b"What is this?", "notes.txt", "text/plain")
+        page.wait_for_selector("#trouble:not([hidden])")
+        told = page.inner_text("[role=alert]")
+        assert "There is no answer for notes.txt." in told and "not an image in a format that is known here" in told
+        assert page.is_hidden("#result")
+        give(page, image_bytes())
+        page.wait_for_selector("#result:not([hidden])")
+        assert page.is_hidden("#trouble") and page.inner_text("#said").startswith("red")
+
+
+def test_what_is_too_large_is_not_even_sent(browser: Browser, address: str) -> None:
+    with opened(browser, address) as (page, _):
+        sent: list[str] = []
+        page.on("request", lambda one: sent.append(one.url))
+        give(page, bytes(2**20 + 1))
+        page.wait_for_selector("#trouble:not([hidden])")
+        assert "larger than 1 MB" in page.inner_text("#trouble") and sent == []
+
+
+def test_a_pasted_image_is_answered(browser: Browser, address: str) -> None:
+    with opened(browser, address) as (page, _):
+        give(page, image_bytes((0, 0, 200)), how=PASTE)
+        page.wait_for_selector("#result:not([hidden])")
+        assert page.inner_text("#said").startswith("blue")
+
+
+def test_everything_works_from_the_keyboard(browser: Browser, address: str, tmp_path: Path) -> None:
+    (tmp_path / "photo.png").write_bytes(image_bytes())
+    with opened(browser, address) as (page, _):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == "file"
+        with page.expect_file_chooser() as chosen:
+            page.keyboard.press("Enter")
+        chosen.value.set_files(tmp_path / "photo.png")
+        page.wait_for_selector("#result:not([hidden])")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == "strength"
+        before = float(page.evaluate("getComputedStyle(document.getElementById('heat')).opacity"))
+        page.keyboard.press("Home")
+        assert page.evaluate("getComputedStyle(document.getElementById('heat')).opacity") == "0" and before == 0.6
+        assert page.get_attribute("#strength", "aria-valuetext") == "off"
+        order = []
+        for _ in range(3):
+            page.keyboard.press("Tab")
+            order.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+        assert order == ["take-json", "take-picture", "The same as an API"]
+
+
+def test_a_screen_reader_meets_words(browser: Browser, address: str) -> None:
+    with opened(browser, address) as (page, _):
+        give(page, green_corner())
+        page.wait_for_selector(".thumbs img")
+        read = page.locator("body").aria_snapshot()
+        for words in ('heading "Try colours"', 'status: "lesion.png: green', 'img "Your image, lesion.png"',
+                      'slider "Heat map"', "caption: Probability of each class", 'rowheader "green"',
+                      'img "green, example 1"', 'button "Download the result (JSON)"'):  # fmt: skip
+            assert words in read, read
+        assert not re.search(r"- img$", read, re.MULTILINE)  # no picture without words
+        assert page.evaluate("document.querySelectorAll('[id]').length") == page.evaluate(
+            "new Set([...document.querySelectorAll('[id]')].map((one) => one.id)).size"
+        )
+
+
+def test_the_result_can_be_taken_home(browser: Browser, address: str) -> None:
+    with opened(browser, address) as (page, _):
+        give(page, green_corner(), "../my lesion.v2.png")
+        page.wait_for_selector("#result:not([hidden])")
+        with page.expect_download() as taken:
+            page.click("#take-json")
+        assert taken.value.suggested_filename == "_my_lesion_v2-result.json"
+        result = json.loads(Path(taken.value.path()).read_text(encoding="utf-8"))
+        assert result["label"] == "green" and result["heat"]["of"] == "green" and "picture" not in result
+        with page.expect_download() as taken:
+            page.click("#take-picture")
+        picture = Image.open(taken.value.path())
+        assert picture.format == "PNG" and picture.width == 720 and picture.height > 360
+        # The corner, with the heat on it, is no longer the pure green of the image; the part not seen still is.
+        colours = np.asarray(picture.convert("RGB"))
+        assert abs(colours[180 // 2, 20].astype(int) - [8, 250, 8]).max() < 12
+        assert colours[60, 240, 0] > 100
+
+
+def test_a_person_signs_in(browser: Browser, tmp_path: Path) -> None:
+    with serving(tmp_path, token=TOKEN) as address, opened(browser, address) as (page, _):
+        page.fill("#token", "not the token at all")
+        with page.expect_navigation():
+            page.keyboard.press("Enter")
+        assert page.inner_text("[role=alert]") == "That is not the token."
+        page.fill("#token", TOKEN)
+        with page.expect_navigation():
+            page.keyboard.press("Enter")
+        give(page, image_bytes())
+        page.wait_for_selector("#result:not([hidden])")
+        assert page.inner_text("#said").startswith("red")
