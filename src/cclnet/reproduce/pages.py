@@ -78,7 +78,8 @@ def write_tables(results: Path) -> list[Path]:
     for name, content in tables.items():
         write_whole(results / f"{name}.md", in_markdown(content))
     for name, rows in lines.items():
-        write_whole(results / f"{name}.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+        if rows:
+            write_whole(results / f"{name}.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
     shown = {
         "table1": ("Table 1", [*tables["table1"], *tables["rivals"], *tables["cost"]], []),
         "table2": ("Table 2 and the figures", tables["table2"], _pictures(results, "paper")),
