@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cclnet import InputError
-from cclnet.reproduce.command import Request, cells_of, parse_seeds, parse_shard
+from cclnet.reproduce.command import Request, cells_of, parse_shard
 
 
 def request(*what: str, **more: Any) -> Request:
@@ -42,6 +42,3 @@ def test_what_cannot_be_asked_for() -> None:
         request("table1", shard=(5, 4))
     with pytest.raises(InputError, match="such as 1/4 for the first of four machines; got 'half'"):
         parse_shard("half")
-    for text in ("zero", ""):
-        with pytest.raises(InputError, match="seeds are whole numbers separated by commas"):
-            parse_seeds(text)

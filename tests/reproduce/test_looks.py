@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made import RECIPES, made_result, made_run
+from made import RECIPES, kept, made_result, made_run
 
 from cclnet import InputError
 from cclnet.evaluation.correlation import agreement, mean_confusion
+from cclnet.jobs.course import note_course, read_course
 from cclnet.methods import build_method
 from cclnet.methods.base import Classes
 from cclnet.predictions import read_predictions
 from cclnet.reproduce import looks_cells
-from cclnet.reproduce.course import note_course, read_course
 from cclnet.reproduce.experiments import TUNING, read_recipes
 from cclnet.reproduce.looks import (
     best_change,
@@ -28,7 +28,7 @@ from cclnet.reproduce.looks import (
 )
 from cclnet.reproduce.looks_cells import CANDIDATES, CHOSEN, LOOKS, USES, looks_cell
 from cclnet.reproduce.looks_figure import looks_figure
-from cclnet.reproduce.results import Result, keep_result, read_results
+from cclnet.reproduce.results import Result, read_results
 from cclnet.reproduce.seeds import Seeds
 from cclnet.reproduce.tables import Grid
 
@@ -45,7 +45,7 @@ def made(folder: Path, name: str, seed: int) -> Result:
         for epoch, off in ((1, 0.2), (2, 0.15)):
             rows = [[0.6, off, 0.4 - off], [off, 0.6, 0.4 - off], [0.1, 0.3, 0.6]]
             note_course(run, epoch, torch.tensor(rows))
-    return keep_result(cell, run, folder / "results")
+    return kept(folder, cell)
 
 
 @pytest.fixture(scope="module")

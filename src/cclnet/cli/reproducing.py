@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cclnet.cli.options import parse_list, parse_seeds
+
 
 def reproduce(
     what: Annotated[list[str], typer.Argument(help="table1, table2, figures, tune, looks, tune-looks, uses.")],
@@ -45,9 +47,9 @@ def reproduce(
             data=data,
             out=out,
             results=folder,
-            seeds=command.parse_seeds(seeds),
-            backbones=command.parse_list(backbones),
-            methods=command.parse_list(methods),
+            seeds=parse_seeds(seeds),
+            backbones=parse_list(backbones),
+            methods=parse_list(methods),
             split=split,
             max_minutes=max_minutes,
             parallel=parallel,

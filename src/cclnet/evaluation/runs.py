@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ INCIDENTAL = ("seed", "out", "name", "device", "devices", "workers", "data", "ca
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, or a predictions.csv alone (then ``folder`` is None and nothing else is known).
+    """A run folder; or a predictions.csv alone (then ``folder`` is None and nothing else is known); or what
+    ``cclnet.jobs`` keeps of a run, a small JSON with the predictions beside it (then ``folder`` is None as well).
 
     Attributes:
         name: of the folder or file.
@@ -46,20 +47,22 @@ class Run:
     part: str
     model: dict[str, Any] | None
     correlation: Floats | None
+    kept_settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def seed(self) -> int | None:
         return (self.model or {}).get("trained", {}).get("seed")
 
     def settings(self) -> dict[str, Any]:
-        """What was trained, from settings.toml by dotted names, without what is incidental; empty without one."""
+        """What was trained, by dotted names, without what is incidental; empty where it is not known."""
         path = None if self.folder is None else self.folder / "settings.toml"
-        if path is None or not path.exists():
-            return {}
-        try:
-            flat = dict(_flat(tomllib.loads(path.read_text(encoding="utf-8"))))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is not valid TOML: {error}. Mend it, or remove it.") from error
+        nested = self.kept_settings
+        if path is not None and path.exists():
+            try:
+                nested = tomllib.loads(path.read_text(encoding="utf-8"))
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+                raise InputError(f"{path} is not valid TOML: {error}. Mend it, or remove it.") from error
+        flat = dict(_flat(nested))
         return {name: value for name, value in flat.items() if name.rpartition(".")[2] not in INCIDENTAL}
 
     def leak(self) -> dict[str, Any] | None:
@@ -107,8 +110,10 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a run folder, or a predictions.csv (.csv.gz) without a run around it."""
+    """Open a run folder, a predictions.csv (.csv.gz) without a run around it, or the .json that is kept of a run."""
     path = Path(path)
+    if path.suffix == ".json":
+        return _open_result(path)
     if not path.is_dir():
         predictions = read_predictions(path)
         name = path.name.removesuffix(".gz").removesuffix(".csv")
@@ -129,6 +134,25 @@ def open_run(path: str | Path) -> Run:
         order = [classes.index(name) for name in predictions.classes]
         matrix = matrix[np.ix_(order, order)]
     return Run(path.resolve().name, path, path, predictions, reported_part(predictions), model, matrix)
+
+
+def _open_result(path: Path) -> Run:
+    """What is kept of a run: see ``cclnet.jobs.results``."""
+    if not path.exists():
+        raise InputError(f"there is no file {path}.")
+    kept = read_model(path) or {}
+    predictions_file = path.with_name(f"{path.stem}.predictions.csv.gz")
+    if "settings" not in kept or "class_counts" not in kept or not predictions_file.exists():
+        raise InputError(
+            f"{path} is not what is kept of a run, or {predictions_file.name} is not beside it. "
+            "Give a run folder, a predictions.csv, or a result of `cclnet compare-methods` or `cclnet reproduce`."
+        )
+    settings = kept["settings"]
+    model = {key: settings[key] for key in ("method", "method_settings", "backbone")}
+    model |= {"classes": kept["classes"], "class_counts": kept["class_counts"], "trained": {"seed": settings["seed"]}}
+    predictions = read_predictions(predictions_file, multilabel=kept.get("multilabel", False))
+    matrix = None if kept["correlation"] is None else np.asarray(kept["correlation"], np.float64)
+    return Run(path.stem, path, None, predictions, reported_part(predictions), model, matrix, settings)
 
 
 def reported_part(predictions: Predictions) -> str:

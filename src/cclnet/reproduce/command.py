@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Sequence
@@ -12,14 +11,14 @@ from pathlib import Path
 from rich.console import Console
 
 from cclnet.errors import InputError, unknown
-from cclnet.files import write_whole
+from cclnet.jobs.job import Work
+from cclnet.jobs.outcome import Outcome
+from cclnet.jobs.runner import run_jobs
+from cclnet.jobs.show import Show
 from cclnet.reproduce import experiments, looks_cells
 from cclnet.reproduce.experiments import EXPERIMENTS, SMOKE_DATA, TUNING, Cell, read_recipes, unique
 from cclnet.reproduce.looks_cells import LOOKS
 from cclnet.reproduce.paper import BACKBONES, METHODS
-from cclnet.reproduce.runner import Outcome, run_cells
-from cclnet.reproduce.show import Show
-from cclnet.reproduce.worker import Work
 
 RECIPES = Path(__file__).parents[3] / "recipes" / "isic2018"  # of a source tree
 
@@ -93,21 +92,21 @@ def reproduce(request: Request, console: Console | None = None) -> Outcome:
     console = console or Console()
     began = time.time()
     cells = cells_of(request)
+    recipes, data = read_recipes(request.recipes), _prepared(request, cells)
     work = Work(
         runs=request.out / "runs",
         results=request.results,
-        recipes=read_recipes(request.recipes),
-        data=_prepared(request, cells),
         deadline=began + 60 * request.max_minutes if request.max_minutes else float("inf"),
-        smoke=request.smoke,
         accelerator=request.accelerator,
         cache_dir=request.cache_dir,
     )
-    outcome = run_cells(cells, work, request.parallel, Show(console))
-    _log(request, outcome, time.time() - began)
+    jobs = [cell.job(recipes, data, request.smoke) for cell in cells]
+    outcome = run_jobs(jobs, work, request.parallel, Show(console))
+    asked = {"what": request.what, "split": request.split, "seeds": request.seeds, "parallel": request.parallel}
+    outcome.log(request.results, time.time() - began, **asked)
     for page in write_all(request.results):
         console.print(f"{page}", highlight=False, soft_wrap=True)
-    console.print(_in_words(outcome, time.time() - began), highlight=False, markup=False)
+    console.print(outcome.in_words(time.time() - began), highlight=False, markup=False)
     return outcome
 
 
@@ -141,37 +140,6 @@ def _prepared(request: Request, cells: Sequence[Cell]) -> dict[str, str]:
     return of_split
 
 
-def _log(request: Request, outcome: Outcome, seconds: float) -> None:
-    """One line a command in log.jsonl beside the results: what the cells took together on the clock."""
-    path = request.results / "log.jsonl"
-    line = {
-        "what": request.what,
-        "split": request.split,
-        "seeds": request.seeds,
-        "parallel": request.parallel,
-        "done": outcome.done,
-        "unfinished": len(outcome.unfinished),
-        "failed": len(outcome.failed),
-        "minutes": round(seconds / 60, 2),
-    }
-    if outcome.done or outcome.unfinished or outcome.failed:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
-        write_whole(path, before + json.dumps(line) + "\n")
-
-
-def _in_words(outcome: Outcome, seconds: float) -> str:
-    lines = [
-        f"{len(outcome.done)} cells done and {len(outcome.skipped)} had their result already, "
-        f"in {seconds / 60:.1f} minutes."
-    ]
-    if outcome.unfinished:
-        names = ", ".join(outcome.unfinished)
-        lines.append(f"{len(outcome.unfinished)} unfinished, go on with the same command: {names}")
-    lines += [f"failed: {name}: {reason}" for name, reason in outcome.failed.items()]
-    return "\n".join(lines)
-
-
 def parse_shard(text: str) -> tuple[int, int]:
     """
     >>> parse_shard("2/4")
@@ -181,25 +149,3 @@ def parse_shard(text: str) -> tuple[int, int]:
     if not found:
         raise InputError(f"shard is i/n, such as 1/4 for the first of four machines; got '{text}'.")
     return int(found[1]), int(found[2])
-
-
-def parse_list(text: str) -> tuple[str, ...]:
-    """
-    >>> parse_list("a, b,")
-    ('a', 'b')
-    """
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """
-    >>> parse_seeds("0,1,2")
-    (0, 1, 2)
-    """
-    try:
-        seeds = tuple(int(word) for word in parse_list(text))
-    except ValueError:
-        seeds = ()
-    if not seeds:
-        raise InputError(f"seeds are whole numbers separated by commas, such as 0,1,2; got '{text}'.")
-    return seeds

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cclnet.errors import InputError, unknown
+from cclnet.jobs.job import INCIDENTAL, Job
 from cclnet.reproduce.paper import BACKBONES, LR_CCL, METHODS, TABLE2
 from cclnet.training.settings import Settings, make_settings, read_settings
 
@@ -74,6 +75,13 @@ class Cell:
         }
         given = {"split": {"by": "given"}} if self.split in TUNING else {}
         return make_settings(recipe, own, given, self.changes, SMOKE if smoke else {})
+
+    def job(self, recipes: Mapping[str, Mapping[str, Any]], data: Mapping[str, str], smoke: bool = False) -> Job:
+        """The cell to be run, with recipe and data of each split by its name. The images are the same whatever the
+        folder they lie in is called; results of tuning lie apart."""
+        settings = self.settings(recipes[self.split], data[self.split], smoke)
+        shelf = self.split if self.split in TUNING else ""
+        return Job(self.name, settings, self.keys, shelf, incidental=(*INCIDENTAL, "data", "image_folder"))
 
 
 def read_recipes(folder: Path) -> dict[str, dict[str, Any]]:

@@ -1,211 +1,23 @@
-"""What is kept of a finished run: one small JSON, and its predictions to four decimals beside it.
-
-The scores in the JSON are those of the predictions as they are kept, so that anybody can compute them again from the
-two files alone. ``results/NAME.json``::
-
-    {
-      "format": 1, "name": "paper-resnet18-ccl-seed0",
-      "cell": {"backbone", "method", "seed", "split", "lr_ccl", "variant", "changes"},
-      "settings": {...},                    # all of them; of paths the last name only
-      "versions": {...}, "device": "...", "precision": "...",
-      "seconds": 123.4, "images_per_second": 15500.0,      # of training; the median over epochs
-      "epochs": 160, "images": 8012,        # trained on
-      "freeze_epoch": 147, "converged_epoch": 137,         # null: never; the second is the last drop of softness
-      "softness": [0.55, ...],              # after each epoch; null for methods that learn no soft labels
-      "part": {...}, "intervals": {...}, "leak": {...},    # as in scores.json
-      "scores": {"accuracy": {"value", "low", "high"}, ..., "ece": ..., "ece_calibrated": ...},
-      "temperature": 1.1,
-      "classes": [...], "class_counts": [...],             # of the training part
-      "correlation": [[...]] | null,        # row k: the soft label of class k
-      "rarity_agreement": 0.84 | null, "final_softness": 0.41 | null,
-      "course": {"epochs": [1, 2, ...], "matrices": [[[...]], ...]} | null    # the soft labels of some epochs
-    }
-"""
+"""Results of the experiments: what ``cclnet.jobs`` keeps of any run, with the cell it belongs to."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import statistics
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from cclnet.jobs import results
+from cclnet.reproduce.experiments import Cell
 
-from cclnet.correlation_file import read_correlation, write_correlation
-from cclnet.errors import InputError
-from cclnet.evaluation.judge import judge
-from cclnet.files import write_whole
-from cclnet.predictions import read_predictions, write_predictions
-from cclnet.reproduce.course import read_course
-from cclnet.reproduce.experiments import TUNING, Cell
-from cclnet.training.run_folder import RunFolder
-from cclnet.training.settings import Settings
+__all__ = ["SCORES", "Result", "read_results"]
 
-SCORES = ("accuracy", "macro_f1", "kappa", "macro_jaccard", "balanced_accuracy")
-# Settings in which a finished run may differ from what is asked for and still be the same experiment.
-INCIDENTAL = ("data", "image_folder", "follow_links", "resident", "compile", "max_minutes", "validate_every")
+SCORES = results.SCORES
 
 
-@dataclass(frozen=True)
-class Result:
-    """A result file, and the predictions beside it."""
-
-    path: Path
-    content: Mapping[str, Any]
-
+class Result(results.Result):
     @property
     def cell(self) -> Cell:
         return Cell(**self.content["cell"])
 
-    @property
-    def predictions(self) -> Path:
-        return predictions_path(self.path)
-
-    def value(self, score: str) -> float | None:
-        return self.content["scores"][score]["value"]
-
-
-def result_path(results: Path, cell: Cell) -> Path:
-    """Where the result of a cell is, or will be."""
-    return (results / cell.split if cell.split in TUNING else results) / f"{cell.name}.json"
-
-
-def predictions_path(result: Path) -> Path:
-    return result.with_name(f"{result.stem}.predictions.csv.gz")
-
 
 def read_results(folder: Path) -> list[Result]:
     """Every result in a folder, in the order of their names."""
-    found = []
-    for path in sorted(folder.glob("*-seed*.json")):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is not JSON: {error}. Remove it to run its cell again.") from error
-        if not isinstance(content, dict) or "cell" not in content:
-            raise InputError(f"{path} is no result of an experiment. Move it elsewhere.")
-        found.append(Result(path, content))
-    return found
-
-
-def keep_result(cell: Cell, run: Path, results: Path) -> Result:
-    """Judge a finished run and keep what matters of it. The JSON comes last: where it is, everything is."""
-    path = result_path(results, cell)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    predictions = read_predictions(run / "predictions.csv")
-    rounded = dataclasses.replace(predictions, probabilities=predictions.probabilities.round(4))
-    write_predictions(predictions_path(path), rounded)
-    folder = RunFolder(run)
-    model = json.loads(folder.model.read_text(encoding="utf-8"))
-    matrix = read_correlation(folder.correlation)[1] if folder.correlation.exists() else None
-    with as_run(predictions_path(path), model, matrix, folder.split) as judged_folder:
-        judged = judge(judged_folder)
-    content = _content(cell, folder.read_settings(), model, folder.read_metrics(), judged)
-    content["course"] = read_course(run) if content["correlation"] else None
-    text = json.dumps(content, allow_nan=False)
-    write_whole(path, text + "\n")
-    return Result(path, json.loads(text))
-
-
-@contextmanager
-def as_run(
-    predictions: Path, model: Mapping[str, Any], matrix: Any = None, split: Path | None = None
-) -> Iterator[Path]:
-    """A run folder for as long as it takes to judge or compare it."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / predictions.name.removesuffix(".predictions.csv.gz")
-        folder.mkdir()
-        (folder / "predictions.csv.gz").write_bytes(predictions.read_bytes())
-        (folder / "model.json").write_text(json.dumps(model), encoding="utf-8")
-        if matrix is not None:
-            write_correlation(folder / "correlation.csv", model["classes"], np.asarray(matrix))
-        if split is not None:
-            (folder / "split.csv").write_bytes(split.read_bytes())
-        yield folder
-
-
-def differing_settings(settings: Settings, kept: Mapping[str, Any]) -> list[str]:
-    """In which settings a kept result differs from what is asked for now, in words.
-
-    A setting that the kept ones do not name yet had its default then.
-    """
-    now, then = _flat(_portable(settings)), _flat(_portable(Settings())) | _flat(kept)
-    names = [name for name in now if name.rpartition(".")[2] not in INCIDENTAL]
-    names += [name for name in then if name.startswith("method_settings.") and name not in now]
-    return [
-        f"{name} was {then.get(name)}, is {now.get(name)}"
-        for name in names
-        if json.dumps(now.get(name)) != json.dumps(then.get(name))  # a list is as good as a tuple
-    ]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return flat
-
-
-def _portable(settings: Settings) -> dict[str, Any]:
-    """Settings as plain values that say nothing about where files lay."""
-    values = dataclasses.asdict(settings)
-    for name in ("data", "weights", "image_folder"):
-        if not values[name].startswith("synthetic"):
-            values[name] = Path(values[name]).name
-    values["split"]["file"] = Path(settings.split.file).name
-    return values
-
-
-def _content(
-    cell: Cell,
-    settings: Settings,
-    model: Mapping[str, Any],
-    records: Sequence[Mapping[str, Any]],
-    judged: Mapping[str, Any],
-) -> dict[str, Any]:
-    trained, calibration, correlation = model["trained"], judged["calibration"], judged["correlation"]
-    softness = [round(r["softness"], 5) for r in records if "softness" in r]
-    frozen = next((r["epoch"] for r in records if r.get("frozen")), None)
-    after = calibration["after"] or {"ece": {"value": None, "low": None, "high": None}}
-    scores = {name: judged["scores"][name] for name in SCORES}
-    scores |= {"ece": calibration["before"]["ece"], "ece_calibrated": after["ece"]}
-    learned = correlation if softness else None
-    return {
-        "format": 1,
-        "name": cell.name,
-        "cell": cell.keys,
-        "settings": _portable(settings),
-        "versions": trained["versions"],
-        "device": trained["device"],
-        "precision": trained["precision"],
-        "seconds": round(trained["seconds"], 1),
-        "images_per_second": round(statistics.median(r["images_per_second"] for r in records), 1),
-        "epochs": trained["epochs"],
-        "images": trained["images"],
-        "freeze_epoch": frozen,
-        "converged_epoch": None if frozen is None else softness[:frozen].index(min(softness[:frozen])) + 1,
-        "softness": softness or None,
-        "part": judged["part"],
-        "intervals": judged["intervals"],
-        "leak": judged["leak"] and {key: judged["leak"][key] for key in ("images", "share", "in_words")},
-        "scores": _rounded(scores),
-        "temperature": _rounded(calibration["temperature"]["value"]),
-        "classes": judged["classes"],
-        "class_counts": model["class_counts"],
-        "correlation": learned and _rounded(learned["matrix"]),
-        "final_softness": learned and _rounded(learned["softness"]),
-        "rarity_agreement": learned and _rounded(learned["rarity_agreement"]),
-    }
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 6)
-    if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
+    return [Result(result.path, result.content) for result in results.read_results(folder)]

@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from cclnet.evaluation.compare import compare
 from cclnet.files import write_whole
 from cclnet.reproduce.paper import METHODS
-from cclnet.reproduce.results import SCORES, Result, as_run
+from cclnet.reproduce.results import SCORES, Result
 
 RIVALS = ("ccl", "hard", "lsr-u5")  # compared in pairs, the first of a pair first
 METRICS = (*SCORES, "nll", "ece", "ece_calibrated")
@@ -92,26 +91,7 @@ def _fingerprint(path: Path) -> str:
 
 
 def _compare(groups: Mapping[str, Sequence[Result]], against: str | None = None) -> dict[str, Any]:
-    """The results as run folders, compared."""
-    with ExitStack() as stack:
-        folders = {
-            name: [stack.enter_context(as_run(r.predictions, _model(r), r.content["correlation"])) for r in results]
-            for name, results in groups.items()
-        }
-        return compare(folders, against)
-
-
-def _model(result: Result) -> dict[str, Any]:
-    cell = result.cell
-    return {
-        "method": cell.method,
-        "backbone": cell.backbone,
-        "method_settings": result.content["settings"]["method_settings"],
-        "classes": result.content["classes"],
-        "class_counts": result.content["class_counts"],
-        "multilabel": False,
-        "trained": {"seed": cell.seed},
-    }
+    return compare({name: [result.path for result in results] for name, results in groups.items()}, against)
 
 
 def _mean(results: Sequence[Result]) -> dict[str, Any]:

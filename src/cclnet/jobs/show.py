@@ -1,4 +1,4 @@
-"""How the cells stand: a live table on a terminal, a line for each change elsewhere."""
+"""How the jobs stand: a live table on a terminal, a line for each change elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLOURS = {
     "waiting": "dim", "training": "cyan", "judging": "blue", "done": "green", "skipped": "dim green",
     "unfinished": "yellow", "failed": "red",
 }  # fmt: skip
-LINE_EVERY = 30.0  # seconds between two lines about one cell in training, where there is no live table
+LINE_EVERY = 30.0  # seconds between two lines about one job in training, where there is no live table
 
 
 class Show:
@@ -45,12 +45,12 @@ class Show:
         return f"{minutes:3d}:{seconds:02d}"
 
     def table(self) -> Table:
-        """The cells that are under way or changed, and how many there are of each state."""
+        """The jobs that are under way or changed, and how many there are of each state."""
         counts = ", ".join(
             f"{count} {state}" for state in COLOURS if (count := sum(s == state for s, _ in self.states.values()))
         )
         table = Table(title=f"{self._clock()}  {counts}", title_justify="left", box=None, pad_edge=False)
-        for column in ("cell", "state", ""):
+        for column in ("run", "state", ""):
             table.add_column(column, no_wrap=column != "")
         room = max(self.console.height - 6, 8)
         shown = [row for row in self.states.items() if row[1][0] in ("training", "judging", "failed")]

@@ -1,4 +1,4 @@
-"""Runs cells: several training processes, each with its device, and judging beside them so that no GPU waits."""
+"""Runs jobs: several training processes, each with its device, and judging beside them so that no GPU waits."""
 
 from __future__ import annotations
 
@@ -9,84 +9,75 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from cclnet.errors import InputError
-from cclnet.reproduce.experiments import Cell
-from cclnet.reproduce.results import Result, differing_settings, read_results, result_path
-from cclnet.reproduce.show import Show
-from cclnet.reproduce.worker import Message, Work, begin_judging, judge_cell, serve
+from cclnet.jobs.job import Job, Work
+from cclnet.jobs.outcome import Outcome
+from cclnet.jobs.results import Result, differing_settings, read_results
+from cclnet.jobs.show import Show
+from cclnet.jobs.worker import Message, begin_judging, judge_job, serve
 
 PACE = 0.2  # seconds between two looks at those who judge
 GRACE = 60.0  # seconds that a training process gets to write its checkpoint when all is stopped
 
 
 @dataclass
-class Outcome:
-    """The names of the cells by how they ended; those that failed with the reason."""
-
-    done: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    unfinished: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass
 class Trainer:
-    """A training process and the cell it works on."""
+    """A training process and the job it works on."""
 
     process: BaseProcess
     connection: Connection
-    cell: Cell | None = None
+    job: Job | None = None
 
 
-def run_cells(
-    cells: Sequence[Cell],
+def run_jobs(
+    jobs: Sequence[Job],
     work: Work,
     parallel: int = 1,
     show: Show | None = None,
     trainer: Callable[[Connection, str | None, int, Work], None] = serve,
 ) -> Outcome:
-    """Run the cells that have no result yet, ``parallel`` at a time.
+    """Run the jobs that have no result yet, ``parallel`` at a time.
 
-    A cell that was begun goes on from its checkpoint. One that fails is named in the outcome and stops no other.
+    A job that was begun goes on from its checkpoint. One that fails is named in the outcome and stops no other.
     When the deadline of ``work`` comes, what is in training is checkpointed and stays to be gone on with.
     ``trainer`` is what a training process runs.
     """
     if parallel < 1:
         raise InputError(f"parallel must be at least 1, got {parallel}.")
-    finished = _finished(cells, work)
-    outcome = Outcome(skipped=[cell.name for cell in cells if cell.name in finished])
-    left = [cell for cell in cells if cell.name not in finished]
+    finished = _finished(jobs, work)
+    outcome = Outcome(skipped=[job.name for job in jobs if job.name in finished])
+    left = [job for job in jobs if job.name not in finished]
     show = show or Show(quiet=True)
     for name in outcome.skipped:
         show.update(name, "skipped", "has its result")
-    for cell in left:
-        show.update(cell.name, "waiting")
+    for job in left:
+        show.update(job.name, "waiting")
     if left:
         with show, _Crew(work, min(parallel, len(left)), outcome, show, trainer) as crew:
             crew.run(left)
     return outcome
 
 
-def _finished(cells: Sequence[Cell], work: Work) -> set[str]:
-    """Cells with a result. Results that were made with other settings are not mixed in: they are named, all."""
-    folders = {result_path(work.results, cell).parent for cell in cells}
+def _finished(jobs: Sequence[Job], work: Work) -> set[str]:
+    """Jobs with a result. Results that were made with other settings are not mixed in: they are named, all."""
+    folders = {work.result(job).parent for job in jobs}
     kept: dict[str, Result] = {result.path.stem: result for folder in folders for result in read_results(folder)}
     odd = []
-    for cell in cells:
-        if cell.name in kept:
-            different = differing_settings(work.settings(cell), kept[cell.name].content["settings"])
-            odd += [f"\n  {kept[cell.name].path}: {'; '.join(different)}"] if different else []
+    for job in jobs:
+        if job.name in kept:
+            different = differing_settings(job, kept[job.name].content["settings"])
+            odd += [f"\n  {kept[job.name].path}: {'; '.join(different)}"] if different else []
     if odd:
         raise InputError(
-            f"{len(odd)} results were made with other settings than the recipe has now:{''.join(odd)}\n"
-            "Remove them to run their cells again, or choose another --results."
+            f"{len(odd)} results were made with other settings than are asked for now:{''.join(odd)}\n"
+            "Remove them to run them again, or choose another --results."
         )
-    return {cell.name for cell in cells if cell.name in kept}
+    return {job.name for job in jobs if job.name in kept}
 
 
 class _Crew:
@@ -103,24 +94,24 @@ class _Crew:
         self.work, self.parallel, self.outcome, self.show, self.trainer = work, parallel, outcome, show, trainer
         self.context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
         self.trainers: list[Trainer | None] = [None] * parallel
-        self.judging: dict[Future[str], Cell] = {}
+        self.judging: dict[Future[str], Job] = {}
         self.judges = ProcessPoolExecutor(min(parallel, 2), mp_context=self.context, initializer=begin_judging)
         self.devices = _devices(work.accelerator)
         self.stopping = False
 
-    def run(self, cells: Sequence[Cell]) -> None:
+    def run(self, jobs: Sequence[Job]) -> None:
         waiting = []
-        for cell in cells:
-            if self.work.is_trained(cell):  # but was not judged any more
-                self._judge(cell)
+        for job in jobs:
+            if self.work.is_trained(job):  # but was not judged any more
+                self._judge(job)
             else:
-                waiting.append(cell)
+                waiting.append(job)
         with self._stop_on_signals():
             while waiting or self._busy() or self.judging:
                 if self.stopping or time.time() > self.work.deadline:
                     self._give_up(waiting)
                 for place in range(self.parallel):
-                    if waiting and (self.trainers[place] is None or self._at(place).cell is None):
+                    if waiting and (self.trainers[place] is None or self._at(place).job is None):
                         self._hand_out(place, waiting.pop(0))
                 self._listen()
                 self._collect_judged()
@@ -133,9 +124,9 @@ class _Crew:
         return trainer
 
     def _busy(self) -> list[int]:
-        return [i for i, trainer in enumerate(self.trainers) if trainer is not None and trainer.cell is not None]
+        return [i for i, trainer in enumerate(self.trainers) if trainer is not None and trainer.job is not None]
 
-    def _hand_out(self, place: int, cell: Cell) -> None:
+    def _hand_out(self, place: int, job: Job) -> None:
         if self.trainers[place] is None:
             ours, theirs = self.context.Pipe()
             device = self.devices[place % len(self.devices)] if self.devices else None
@@ -145,21 +136,21 @@ class _Crew:
             theirs.close()  # so that the end of the process is the end of the connection
             self.trainers[place] = Trainer(process, ours)
         trainer = self._at(place)
-        trainer.cell = cell
-        self.show.update(cell.name, "training", "starting")
+        trainer.job = job
+        self.show.update(job.name, "training", "starting")
         try:
-            trainer.connection.send(cell)
-        except OSError:  # it ended after its last cell, in a way that was not foreseen: another takes its place
+            trainer.connection.send(job)
+        except OSError:  # it ended after its last job, in a way that was not foreseen: another takes its place
             trainer.process.join()
             self.trainers[place] = None
-            self._hand_out(place, cell)
+            self._hand_out(place, job)
 
     def _listen(self) -> None:
         busy = {self._at(place).connection: place for place in self._busy()}
         for connection in wait(list(busy), timeout=PACE) if busy else ():
             place = busy[connection]  # type: ignore[index]
             trainer = self._at(place)
-            assert trainer.cell is not None
+            assert trainer.job is not None
             try:
                 message = trainer.connection.recv()
             except (EOFError, OSError):
@@ -168,22 +159,22 @@ class _Crew:
                 code = trainer.process.exitcode
                 state = "stopped" if self.stopping else "failed"
                 message = Message(state, f"its process ended with code {code}")
-            self._note(place, trainer, trainer.cell, message)
+            self._note(place, trainer, trainer.job, message)
         if not busy:
             time.sleep(PACE)
 
-    def _note(self, place: int, trainer: Trainer, cell: Cell, message: Message) -> None:
+    def _note(self, place: int, trainer: Trainer, job: Job, message: Message) -> None:
         if message.state == "training":
-            self.show.update(cell.name, "training", message.words)
+            self.show.update(job.name, "training", message.words)
             return
-        trainer.cell = None
+        trainer.job = None
         if message.state == "trained":
-            self._judge(cell)
+            self._judge(job)
         elif message.state == "stopped":
-            self.outcome.unfinished.append(cell.name)
-            self.show.update(cell.name, "unfinished", message.words)
+            self.outcome.unfinished.append(job.name)
+            self.show.update(job.name, "unfinished", message.words)
         else:
-            self._failed(cell, message.words)
+            self._failed(job, message.words)
         trainer.process.join(0.0)
         if message.state == "failed" and self.trainers[place] is trainer:
             self._dismiss(place)  # a new process begins with a clean device
@@ -200,31 +191,31 @@ class _Crew:
 
     # ---- judging -----------------------------------------------------------------------------------------------
 
-    def _judge(self, cell: Cell) -> None:
-        self.show.update(cell.name, "judging")
-        self.judging[self.judges.submit(judge_cell, cell, self.work)] = cell
+    def _judge(self, job: Job) -> None:
+        self.show.update(job.name, "judging")
+        self.judging[self.judges.submit(judge_job, job, self.work)] = job
 
     def _collect_judged(self) -> None:
         for future in [future for future in self.judging if future.done()]:
-            cell = self.judging.pop(future)
+            job = self.judging.pop(future)
             error = future.exception()
             if error is not None:
-                self._failed(cell, f"judging: {type(error).__name__}: {error}")
+                self._failed(job, f"judging: {type(error).__name__}: {error}")
             else:
-                self.outcome.done.append(cell.name)
-                self.show.update(cell.name, "done", future.result())
+                self.outcome.done.append(job.name)
+                self.show.update(job.name, "done", future.result())
 
-    def _failed(self, cell: Cell, words: str) -> None:
-        self.outcome.failed[cell.name] = words
-        self.show.update(cell.name, "failed", words)
+    def _failed(self, job: Job, words: str) -> None:
+        self.outcome.failed[job.name] = words
+        self.show.update(job.name, "failed", words)
 
     # ---- stopping ----------------------------------------------------------------------------------------------
 
-    def _give_up(self, waiting: list[Cell]) -> None:
+    def _give_up(self, waiting: list[Job]) -> None:
         """Begin nothing more. Trainers see the deadline themselves; a signal is passed on to them."""
-        for cell in waiting:
-            self.outcome.unfinished.append(cell.name)
-            self.show.update(cell.name, "unfinished", "not begun" if not self.work.run_folder(cell).exists() else "")
+        for job in waiting:
+            self.outcome.unfinished.append(job.name)
+            self.show.update(job.name, "unfinished", "not begun" if not self.work.run_folder(job).exists() else "")
         waiting.clear()
 
     @contextmanager

@@ -1,0 +1,93 @@
+"""What is kept of a run, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from cclnet import InputError
+from cclnet.evaluation.runs import open_run
+from cclnet.jobs.job import Job
+from cclnet.jobs.results import differing_settings, read_results
+from cclnet.training.settings import Settings, make_settings
+from made_runs import CLASSES, made_result
+
+JOB = Job("ccl-seed0", Settings(data="/somewhere/isic"), {"method": "ccl", "seed": 0})
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    result = made_result(tmp_path, JOB, wrong=6, softness=[0.5, 0.4, 0.42, 0.43], frozen=3)
+    [read] = read_results(tmp_path / "results")
+    assert read == result and read.content["cell"] == JOB.keys and read.path.name == "ccl-seed0.json"
+    content = read.content
+    assert (content["freeze_epoch"], content["converged_epoch"]) == (3, 2)
+    assert content["softness"] == [0.5, 0.4, 0.42, 0.43] and content["images_per_second"] == 250.0
+    assert read.value("accuracy") == 0.9 and content["scores"]["accuracy"]["low"] < 0.9
+    assert content["leak"]["images"] == 0 and content["settings"]["data"] == "isic"
+    assert np.asarray(content["correlation"]).shape == (3, 3) and content["final_softness"] == pytest.approx(0.43)
+    assert content["rarity_agreement"] is not None and "/somewhere" not in read.path.read_text()
+    kept = pd.read_csv(read.predictions)[[f"p_{name}" for name in CLASSES]].to_numpy() * 1e4
+    np.testing.assert_allclose(kept, np.round(kept), atol=1e-6)
+    assert read.path.stat().st_size < 10_000
+
+
+def test_methods_without_soft_labels_keep_no_matrix(tmp_path: Path) -> None:
+    content = made_result(tmp_path, Job("hard-seed0", Settings(method="hard")), wrong=6).content
+    assert [content[key] for key in ("softness", "freeze_epoch", "correlation", "final_softness")] == [None] * 4
+
+
+def test_settings_that_came_later_had_their_defaults(tmp_path: Path) -> None:
+    kept = json.loads(json.dumps(made_result(tmp_path, JOB, wrong=6).content["settings"]))
+    job = Job("ccl-seed0", make_settings({"data": "/elsewhere/isic", "resident": True}))
+    del kept["ema"]
+    assert differing_settings(job, kept) == []
+    kept["augment"]["hue"] = 0.5
+    kept["method_settings"]["patience"] = 3
+    assert differing_settings(job, kept) == [
+        "augment.hue was 0.5, is 0.02",
+        "method_settings.patience was 3, is None",
+    ]
+
+
+def test_other_data_are_another_run_unless_said_otherwise(tmp_path: Path) -> None:
+    kept = made_result(tmp_path, JOB, wrong=6).content["settings"]
+    other = Settings(data="/elsewhere/HAM10000")
+    assert differing_settings(Job("ccl-seed0", other), kept) == ["data was isic, is HAM10000"]
+    assert differing_settings(Job("ccl-seed0", other, incidental=("data",)), kept) == []
+
+
+def test_files_that_are_no_results_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "ccl-seed0.json"
+    path.write_text("{")
+    with pytest.raises(InputError, match=r"is not JSON.*Remove it to run it again"):
+        read_results(tmp_path)
+    path.write_text("[]")
+    with pytest.raises(InputError, match="is no result of an experiment"):
+        read_results(tmp_path)
+    assert read_results(tmp_path / "nothing") == []
+
+
+def test_a_result_is_opened_like_a_run(tmp_path: Path) -> None:
+    job = Job("ols-seed3", make_settings({"method": "ols", "seed": 3, "method_settings": {"alpha": 0.25}}))
+    kept = open_run(made_result(tmp_path, job, wrong=6).path)
+    whole = open_run(tmp_path / "runs" / "ols-seed3")
+    assert (kept.name, kept.seed, kept.part, kept.folder) == ("ols-seed3", 3, "val", None)
+    assert kept.model is not None and kept.model["method_settings"] == {"alpha": 0.25}
+    np.testing.assert_allclose(kept.predictions.probabilities, whole.predictions.probabilities, atol=1e-4)
+    assert kept.predictions.images.tolist() == whole.predictions.images.tolist()
+    assert kept.settings()["method"] == "ols" and "seed" not in kept.settings()
+
+
+def test_a_result_without_its_predictions_is_refused(tmp_path: Path) -> None:
+    result = made_result(tmp_path, JOB, wrong=6)
+    result.predictions.unlink()
+    with pytest.raises(
+        InputError, match=r"is not what is kept of a run, or ccl-seed0.predictions.csv.gz is not beside"
+    ):
+        open_run(result.path)
+    with pytest.raises(InputError, match=r"there is no file .*none-seed0.json"):
+        open_run(tmp_path / "none-seed0.json")

@@ -1,0 +1,87 @@
+"""Finished runs made by hand: folders with the files that training leaves behind, and chosen predictions in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cclnet.data.split import write_split
+from cclnet.data.table import ImageTable
+from cclnet.jobs.job import Job
+from cclnet.jobs.results import Result, keep_result
+from cclnet.predictions import Predictions, write_predictions
+from cclnet.training.run_folder import RunFolder
+from cclnet.training.settings import Settings
+
+CLASSES = ("MEL", "NV", "BCC")
+VAL, TRAIN = 60, 60
+
+
+def made_run(folder: Path, job: Job, wrong: int, softness: list[float] | None = None, frozen: int = 0) -> Path:
+    """A run whose first ``wrong`` of 60 reported images are taken for another class; ``frozen`` is an epoch."""
+    settings = job.settings
+    run = RunFolder(folder / job.name)
+    run.create(settings)
+    rng = np.random.default_rng(settings.seed)
+    names = [f"ISIC_{i:04d}" for i in range(VAL + TRAIN)]
+    labels = np.arange(VAL + TRAIN) % len(CLASSES)
+    groups = np.array([f"L{i // 2}" for i in range(VAL + TRAIN)])
+    table = ImageTable("made", folder, names, np.zeros((len(names), 2, 2), np.uint8), labels, CLASSES, groups)
+    parts = np.array(["val"] * VAL + ["train"] * TRAIN)
+    write_split(run.split, table, parts)
+    predicted = np.where(np.arange(VAL) < wrong, (labels[:VAL] + 1) % len(CLASSES), labels[:VAL])
+    sure = rng.uniform(0.5, 0.9, VAL)
+    p = np.tile(((1 - sure) / 2)[:, None], len(CLASSES))
+    p[np.arange(VAL), predicted] = sure
+    write_predictions(
+        run.predictions,
+        Predictions(np.array(names[:VAL]), labels[:VAL], p, CLASSES, groups[:VAL], parts[:VAL]),
+    )
+    softness = softness if softness is not None else ([0.5, 0.45, 0.46] if settings.method == "ccl" else None)
+    run.write_metrics(_records(softness, frozen))
+    _describe(run, settings)
+    if softness:
+        import torch
+
+        off = (1 - softness[-1]) / 2
+        tilt = 0.1 * off * torch.tensor([[0.0, 1, -1], [-1, 0, 1], [1, -1, 0]])
+        matrix = torch.full((3, 3), off) + tilt
+        matrix.fill_diagonal_(softness[-1])
+        run.write_correlation(matrix, CLASSES)
+    return run.path
+
+
+def _records(softness: list[float] | None, frozen: int) -> list[dict[str, Any]]:
+    count = len(softness) if softness else 3
+    records: list[dict[str, Any]] = [
+        {"epoch": i + 1, "loss": 1.0, "images_per_second": 100.0 * (i + 1)} for i in range(count)
+    ]
+    for record, value in zip(records, softness or [], strict=False):
+        record |= {"softness": value, "frozen": float(bool(frozen) and record["epoch"] >= frozen)}
+    return records
+
+
+def _describe(run: RunFolder, settings: Settings) -> None:
+    description = {
+        "format": 1, "backbone": settings.backbone, "method": settings.method, "classes": list(CLASSES),
+        "method_settings": settings.method_settings,
+        "multilabel": False, "temperature": None, "collapse_softness": 0.5, "class_counts": [10, 40, 10],
+        "trained": {"seed": settings.seed, "epochs": settings.epochs, "of_epochs": settings.epochs, "seconds": 61.23,
+                    "device": "a made GPU",
+                    "precision": "32-true", "versions": {"torch": "2"}, "images": TRAIN, "data": "/somewhere/isic"},
+    }  # fmt: skip
+    run.model.write_text(json.dumps(description))
+
+
+def kept(folder: Path, job: Job) -> Result:
+    """The result of a run in ``folder / "runs"``, in ``folder / "results"``."""
+    return keep_result(job, folder / "runs" / job.name, folder / "results" / job.shelf / f"{job.name}.json")
+
+
+def made_result(folder: Path, job: Job, wrong: int, **more: Any) -> Result:
+    """Such a run and its result."""
+    made_run(folder / "runs", job, wrong, **more)
+    return kept(folder, job)
