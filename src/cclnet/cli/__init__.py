@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cclnet.cli import cards, deploying, judging, looking, reproducing, serving, training
+from cclnet.cli import cards, comparing, deploying, judging, looking, reproducing, serving, training
 from cclnet.errors import InputError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command()(training.train)
 app.command()(training.benchmark)
 app.command()(judging.evaluate)
 app.command()(judging.compare)
+app.command()(comparing.compare_methods)
 app.command()(serving.serve)
 app.command()(deploying.predict)
 app.command()(deploying.export)

@@ -47,7 +47,7 @@ comparison.json::
       ],
       "correlation": {                      # null unless at least two runs have a correlation.csv
         "runs": ["ccl-0", "ccl-1"], "agreement": [[1.0, 0.94], [0.94, 1.0]],   # Spearman of the off-diagonals
-        "mean_agreement": 0.94
+        "mean_agreement": 0.94, "matrices": [[[...]], ...]        # row k: the soft label of class k
       } | null,
       "warnings": [...],
       "versions": {...}
@@ -292,6 +292,7 @@ def _correlation(runs: Sequence[Run]) -> dict[str, Any] | None:
         "runs": [run.name for run in learned],
         "agreement": [[_null(x) for x in row] for row in table.tolist()],
         "mean_agreement": float(between[known].mean()) if known.any() else None,
+        "matrices": [matrix.tolist() for matrix in matrices],
     }
 
 

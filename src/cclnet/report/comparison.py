@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cclnet.correlation_file import read_correlation
 from cclnet.files import make_folder, write_whole
 from cclnet.report.comparison_figures import differences, seed_points
 from cclnet.report.heat import HeatTable, agreement_table, soft_label_table
@@ -25,8 +24,7 @@ def write_comparison(out: str | Path, compared: Compared) -> Path:
 
     Args:
         out: the folder to write into, made if need be.
-        compared: what ``cclnet.evaluation.compare.compare(runs)`` returned. The soft labels shown side by side are
-            read from the folders of the runs it names.
+        compared: what ``cclnet.evaluation.compare.compare(runs)`` returned.
     """
     folder = make_folder(out)
     content = comparison_content(compared)
@@ -79,14 +77,10 @@ def _agreement_words(correlation: Mapping[str, Any]) -> str:
 
 
 def _matrices(compared: Compared) -> list[tuple[str, HeatTable]]:
-    """The soft labels of the runs that have some and are still where the comparison found them."""
-    runs = [run for method in compared["methods"] for run in method["runs"]]
-    files = [(run["name"], Path(run["path"]) / "correlation.csv") for run in runs]
-    tables = []
-    for name, file in [(name, file) for name, file in files if file.exists()][:MOST_MATRICES]:
-        classes, matrix = read_correlation(file)
-        tables.append((name, soft_label_table(matrix.tolist(), classes)))
-    return tables
+    """The soft labels of the runs that have some, as many as are shown."""
+    learned = compared["correlation"]
+    pairs = zip(learned["runs"], learned["matrices"], strict=True)
+    return [(name, soft_label_table(matrix, compared["classes"])) for name, matrix in pairs][:MOST_MATRICES]
 
 
 def _matrices_note(compared: Compared, shown: int) -> str:

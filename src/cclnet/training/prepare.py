@@ -76,11 +76,15 @@ class PreparedData:
         return np.flatnonzero(self.parts == part)
 
 
+def open_table(settings: Settings) -> ImageTable:
+    """The data of a run, read as its settings say."""
+    return open_data(settings.data, **{name: getattr(settings, name) for name in READING if getattr(settings, name)})
+
+
 def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric, cache_dir: Path | None = None) -> PreparedData:
     """Read the table, split it (or take the split of the run that is resumed), decode it once."""
-    told = {name: getattr(settings, name) for name in READING if getattr(settings, name)}
     with fabric.rank_zero_first():  # the others find the split and the decoded images made
-        table = open_data(settings.data, **told)
+        table = open_table(settings)
         check_method_fits(settings.method, table.multilabel)  # before anything is decoded
         if run.split.exists():
             parts = read_split(run.split, table)

@@ -1,0 +1,150 @@
+"""What ``cclnet compare-methods`` does: run every method with every seed, then compare what has finished."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cclnet.comparing.contestants import Contestant, all_that_fit, check_contestants
+from cclnet.errors import InputError, unknown
+from cclnet.evaluation.compare import compare
+from cclnet.files import make_folder, write_whole
+from cclnet.jobs.job import Job, Work
+from cclnet.jobs.outcome import Outcome
+from cclnet.jobs.runner import run_jobs
+from cclnet.jobs.show import Show
+from cclnet.report import write_comparison
+from cclnet.report.comparison_table import comparison_table, in_markdown
+from cclnet.training.settings import Settings
+
+BASELINES = ("hard", "bce")  # what all others are compared with unless told otherwise, where it takes part
+EVERY_PAIR = "all"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for.
+
+    Attributes:
+        settings: what all runs share. Its ``method_settings`` are those of its ``method``, and of no other.
+        contestants: the methods; none for all that fit the data.
+        seeds: each method is trained with every one. The split has its own, so that all are judged on the same images.
+        out: where the runs are kept.
+        results: where the comparison goes, and what is kept of each run.
+        against: the label of the method that all others are compared with, "all" for every pair, or none for hard
+            labels (without these, the first method).
+        max_minutes: for all of it; 0 for no limit.
+        parallel: runs trained at once.
+    """
+
+    settings: Settings
+    out: Path
+    results: Path
+    contestants: tuple[Contestant, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2)
+    against: str = ""
+    primary: str | None = None
+    draws: int = 1000
+    max_minutes: float = 0.0
+    parallel: int = 1
+    accelerator: str = "auto"
+    cache_dir: Path | None = None
+
+
+def compare_methods(request: Request, console: Console | None = None) -> Outcome:
+    """Run what has no result yet, and write comparison.html, .md and .json, and scores.md, of all that have one."""
+    console = console or Console()
+    began = time.time()
+    contestants = _prepare(request, console)
+    reference = _reference(request, contestants)
+    jobs = jobs_of(request, contestants)
+    work = Work(
+        runs=request.out / "runs",
+        results=make_folder(request.results),
+        deadline=began + 60 * request.max_minutes if request.max_minutes else float("inf"),
+        accelerator=request.accelerator,
+        cache_dir=request.cache_dir,
+    )
+    seed_by_seed = [job for of_seed in zip(*jobs.values(), strict=True) for job in of_seed]
+    outcome = run_jobs(seed_by_seed, work, request.parallel, Show(console))
+    finished = {label: [path for job in own if (path := work.result(job)).exists()] for label, own in jobs.items()}
+    _compare({label: paths for label, paths in finished.items() if paths}, reference, request, console)
+    seconds = time.time() - began
+    outcome.log(request.results, seconds, methods=list(jobs), seeds=request.seeds, parallel=request.parallel)
+    console.print(outcome.in_words(seconds), highlight=False, markup=False)
+    return outcome
+
+
+def _prepare(request: Request, console: Console) -> Sequence[Contestant]:
+    """Open the data, choose and check the methods, and decode the images once for all runs."""
+    import numpy as np
+
+    from cclnet.data.decode import decode
+    from cclnet.training.prepare import open_table
+
+    table = open_table(request.settings)
+    contestants, left_out = (list(request.contestants), []) if request.contestants else all_that_fit(table)
+    if not contestants:
+        raise InputError("there is no method for this kind of labels.")
+    check_contestants([_with_own_settings(request.settings, c) for c in contestants], table)
+    runs = f"{len(contestants)} methods, {len(request.seeds)} seeds each"
+    console.print(f"{runs}, {len(table):,} images of {table.num_classes} classes.", highlight=False)
+    for reason in left_out:
+        console.print(f"left out: {reason}", highlight=False, markup=False)
+    if not isinstance(table.images, np.ndarray):
+        decode(table, request.settings.short_side, cache_dir=request.cache_dir, progress=not console.quiet)
+    return contestants
+
+
+def _with_own_settings(settings: Settings, contestant: Contestant) -> Contestant:
+    own = settings.method_settings if contestant.method == settings.method else {}
+    return replace(contestant, settings={**own, **contestant.settings})
+
+
+def jobs_of(request: Request, contestants: Sequence[Contestant]) -> dict[str, list[Job]]:
+    """The runs of each method, by its label, in the order of the seeds."""
+    jobs: dict[str, list[Job]] = {}
+    for contestant in contestants:
+        chosen = dict(_with_own_settings(request.settings, contestant).settings)
+        own = replace(request.settings, method=contestant.method, method_settings=chosen)
+        keys = {"method": contestant.method, "method_settings": dict(contestant.settings)}
+        jobs[contestant.label] = [
+            Job(contestant.name(seed), replace(own, seed=seed), {**keys, "seed": seed}) for seed in request.seeds
+        ]
+    return jobs
+
+
+def _reference(request: Request, contestants: Sequence[Contestant]) -> str | None:
+    """The label of the method that the others are compared with; None for every pair."""
+    labels = [contestant.label for contestant in contestants]
+    if request.against == EVERY_PAIR:
+        return None
+    if request.against and request.against not in labels:
+        raise unknown("method to compare against", request.against, [*labels, EVERY_PAIR])
+    return request.against or next((name for name in BASELINES if name in labels), labels[0])
+
+
+def _compare(
+    finished: Mapping[str, Sequence[Path]], reference: str | None, request: Request, console: Console
+) -> dict[str, Any] | None:
+    """Compare what there is, as it is kept. Nothing is written while the reference has no run."""
+    if not finished or (reference is not None and reference not in finished):
+        console.print(f"no comparison yet: no run of {reference or 'any method'} has finished.", highlight=False)
+        return None
+    with console.status(f"comparing {sum(map(len, finished.values()))} runs"):
+        compared = compare(finished, reference, request.primary, request.draws)
+    for method in compared["methods"]:
+        for run in method["runs"]:
+            run["path"] = Path(run["path"]).name  # beside the comparison, wherever that is taken
+    page = write_comparison(request.results, compared)
+    write_whole(page.with_name("scores.md"), in_markdown(compared))
+    console.print(comparison_table(compared))
+    for warning in compared["warnings"]:
+        console.print(f"note: {warning}", style="yellow", highlight=False, markup=False)
+    console.print(f"comparison: {page}", highlight=False, markup=False, soft_wrap=True)
+    return compared
