@@ -30,6 +30,12 @@ def test_the_planted_table_is_that_of_the_results() -> None:
     assert between(page, "planted") == (ROOT / "results" / "planted.md").read_text(encoding="utf-8").strip()
 
 
+def test_the_compared_methods_are_those_of_the_results() -> None:
+    scores = ROOT / "results" / "methods_planted" / "scores.md"
+    shown = between((ROOT / "docs" / "methods.md").read_text(encoding="utf-8"), "methods planted")
+    assert shown == (scores.read_text(encoding="utf-8").strip() if scores.exists() else "Not run yet.")
+
+
 @pytest.mark.parametrize("device", ["h200", "cpu"])
 def test_the_speeds_are_those_of_the_results(device: str) -> None:
     measured = json.loads((ROOT / "results" / f"benchmark_{device}.json").read_text(encoding="utf-8"))
