@@ -91,7 +91,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def name_of(job: dict[str, Any]) -> str:
-    return "-".join(str(job[key]) for key in ("method", "balance", "overlap", "seed"))
+    return "_".join(str(job[key]) for key in ("method", "balance", "overlap", "seed"))
 
 
 def kept_run(job: dict[str, Any], folder: Path) -> dict[str, Any] | None:
