@@ -19,7 +19,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["predictions.csv", "predictions.csv.gz"])
+@pytest.mark.parametrize("name", ["predictions.csv", "predictions.csv.gz", "predictions.csv.bz2"])
 @pytest.mark.parametrize("several", [False, True])
 def test_what_is_written_is_read_again(tmp_path: Path, name: str, several: bool) -> None:
     made = several_labels(30) if several else single_label(30)

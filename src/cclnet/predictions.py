@@ -2,11 +2,12 @@
 
 Columns: ``image``; where known ``part`` (train, calibration, val, test) and ``group`` (lesion, patient);
 ``label``; then ``p_<class>`` for each class. A label is a class name; where an image may carry several labels
-they are joined by ``|``, and an empty label is none of them. A name ending in ``.gz`` is compressed.
+they are joined by ``|``, and an empty label is none of them. A name ending in ``.gz`` or ``.bz2`` is compressed.
 """
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import warnings
 from dataclasses import dataclass, replace
@@ -173,7 +174,7 @@ def _probability_problems(images: Strings, p: Floats, multilabel: bool) -> list[
 
 
 def read_predictions(path: str | Path, multilabel: bool | None = None) -> Predictions:
-    """Read a predictions.csv (or .csv.gz); everything wrong with it is named in one error.
+    """Read a predictions.csv (or .csv.gz, .csv.bz2); everything wrong with it is named in one error.
 
     Rows of class probabilities within rounding of one are made to sum to one exactly. ``multilabel`` says
     whether an image may carry several labels; None looks: a ``|`` in a label says so, and so does an empty label
@@ -287,7 +288,10 @@ def write_predictions(path: str | Path, predictions: Predictions) -> None:
     text = pd.DataFrame(columns).to_csv(index=False, float_format="%.9g", lineterminator="\n").encode()
 
     def fill(file: BinaryIO) -> None:
-        # without name and time in its header the same predictions give the same bytes
-        file.write(gzip.compress(text, compresslevel=6, mtime=0) if path.name.endswith(".gz") else text)
+        if path.suffix == ".gz":
+            # without name and time in its header the same predictions give the same bytes
+            file.write(gzip.compress(text, compresslevel=6, mtime=0))
+        else:
+            file.write(bz2.compress(text) if path.suffix == ".bz2" else text)
 
     write_whole(path, fill)

@@ -86,7 +86,7 @@ def test_a_result_without_its_predictions_is_refused(tmp_path: Path) -> None:
     result = made_result(tmp_path, JOB, wrong=6)
     result.predictions.unlink()
     with pytest.raises(
-        InputError, match=r"is not what is kept of a run, or ccl-seed0.predictions.csv.gz is not beside"
+        InputError, match=r"is not what is kept of a run, or ccl-seed0.predictions.csv.bz2 is not beside"
     ):
         open_run(result.path)
     with pytest.raises(InputError, match=r"there is no file .*none-seed0.json"):

@@ -21,6 +21,7 @@ from cclnet.deploy.selfcheck import Agreement, Pixels, Run, check, check_images
 from cclnet.deploy.shipped import Shipped
 from cclnet.deploy.weights import read_shipped
 from cclnet.errors import InputError, unknown
+from cclnet.evaluation.runs import PREDICTIONS
 from cclnet.files import make_folder, write_whole
 
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model.safetensors"}
@@ -119,7 +120,7 @@ def exported_info(
     """model.json of an export: that of the run, how to prepare an image, thresholds, and what was checked."""
     height, width = description.crop
     curve = None
-    if any((run / name).is_file() for name in ("predictions.csv", "predictions.csv.gz")):
+    if any((run / name).is_file() for name in PREDICTIONS):
         curve = abstain.curve_of_run(run, description.temperature).to_json()
     packages = ["torch", "timm", *(["onnx", "onnxruntime"] if format == "onnx" else [])]
     info = dict(description.info)

@@ -17,6 +17,8 @@ from cclnet.data.leaks import leaks
 from cclnet.errors import InputError
 from cclnet.predictions import Floats, Predictions, read_predictions
 
+PREDICTIONS = ("predictions.csv", "predictions.csv.gz", "predictions.csv.bz2")  # in a run folder, any one of them
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -110,15 +112,15 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a run folder, a predictions.csv (.csv.gz) without a run around it, or the .json that is kept of a run."""
+    """Open a run folder, a predictions.csv (also compressed) without a run around it, or the .json kept of a run."""
     path = Path(path)
     if path.suffix == ".json":
         return _open_result(path)
     if not path.is_dir():
         predictions = read_predictions(path)
-        name = path.name.removesuffix(".gz").removesuffix(".csv")
+        name = path.name.removesuffix(".gz").removesuffix(".bz2").removesuffix(".csv")
         return Run(name, path, None, predictions, reported_part(predictions), None, None)
-    files = [file for name in ("predictions.csv", "predictions.csv.gz") if (file := path / name).exists()]
+    files = [file for name in PREDICTIONS if (file := path / name).exists()]
     if not files:
         raise InputError(f"{path} holds no predictions.csv. Train to the end first, or give the file itself.")
     model = read_model(path / "model.json")
@@ -141,7 +143,7 @@ def _open_result(path: Path) -> Run:
     if not path.exists():
         raise InputError(f"there is no file {path}.")
     kept = read_model(path) or {}
-    predictions_file = path.with_name(f"{path.stem}.predictions.csv.gz")
+    predictions_file = path.with_name(f"{path.stem}.predictions.csv.bz2")
     if "settings" not in kept or "class_counts" not in kept or not predictions_file.exists():
         raise InputError(
             f"{path} is not what is kept of a run, or {predictions_file.name} is not beside it. "

@@ -69,7 +69,7 @@ class Result:
 
 
 def predictions_path(result: Path) -> Path:
-    return result.with_name(f"{result.stem}.predictions.csv.gz")
+    return result.with_name(f"{result.stem}.predictions.csv.bz2")
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -108,9 +108,9 @@ def keep_result(job: Job, run: Path, path: Path) -> Result:
 def _as_run(predictions: Path, model: Mapping[str, Any], matrix: Any, split: Path) -> Iterator[Path]:
     """A run folder around predictions as they are kept, for as long as it takes to judge it."""
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / predictions.name.removesuffix(".predictions.csv.gz")
+        folder = Path(place) / predictions.name.removesuffix(".predictions.csv.bz2")
         folder.mkdir()
-        (folder / "predictions.csv.gz").write_bytes(predictions.read_bytes())
+        (folder / "predictions.csv.bz2").write_bytes(predictions.read_bytes())
         (folder / "model.json").write_text(json.dumps(model), encoding="utf-8")
         if matrix is not None:
             write_correlation(folder / "correlation.csv", model["classes"], np.asarray(matrix))
