@@ -134,6 +134,7 @@ def tune(seeds: Sequence[int] = (0,)) -> list[Cell]:
         "start": {},
         "epochs-100": {"epochs": 100},
         "drops-early": {"drops": (1 / 3, 2 / 3)},
+        "drops-late": {"drops": (0.875, 0.9375)},  # the paper's head still learned at its full rate at epoch 137
         "jitter-strong": strong,
         "clip-none": {"clip": 0.0},
     }
