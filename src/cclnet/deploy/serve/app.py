@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
@@ -30,8 +30,9 @@ def create_app(
     host: str = "127.0.0.1",
     allowed_hosts: tuple[str, ...] = (),
     token: str | None = None,
+    ready: Callable[[], object] = lambda: None,
 ) -> FastAPI:
-    """A model as an ASGI application: the page, the API, health and metrics."""
+    """A model as an ASGI application: the page, the API, health and metrics. ``ready`` is called when it can answer."""
     service = Service(model, settings, Metrics())
     card = model_card(
         settings.name,
@@ -45,6 +46,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await service.start()
+        ready()
         yield
         await service.close()
 

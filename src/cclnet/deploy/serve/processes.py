@@ -122,3 +122,11 @@ def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "cclnet.deploy.serve.reading"])
     return context
+
+
+def get_ready_to_start() -> None:
+    """Begin to import what the processes need, without waiting for it."""
+    if _context().get_start_method() == "forkserver":
+        from multiprocessing import forkserver
+
+        forkserver.ensure_running()

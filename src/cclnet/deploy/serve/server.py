@@ -17,6 +17,7 @@ from cclnet.deploy.serve.app import create_app
 from cclnet.deploy.serve.examples import read_examples
 from cclnet.deploy.serve.guard import HEADER_BYTES, check_token, is_address
 from cclnet.deploy.serve.limits import Limits
+from cclnet.deploy.serve.processes import get_ready_to_start
 from cclnet.deploy.serve.service import ServeSettings, has_heat_maps
 from cclnet.errors import InputError
 from cclnet.files import make_folder
@@ -57,6 +58,7 @@ def serve(
         raise InputError(f"batch and readers must be at least 1; got {largest_batch} and {readers}.")
     token = check_token(token, host, allowed_hosts)
     listening = listen(host, port)
+    get_ready_to_start()  # takes as long as loading the model, so beside it
     with listening:
         model = load_to_serve(run, device, engine)
         pictures, note = read_examples(model.folder, model.classes, model.multilabel, data) if examples else ({}, "")
@@ -68,9 +70,12 @@ def serve(
             kept_in=None if keep is None else make_folder(keep),
             examples=pictures,
         )
-        app = create_app(model, settings, host=host, allowed_hosts=allowed_hosts, token=token)
-        for line in _greeting(model, settings, _address(listening), token, note):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+        def greet() -> None:
+            for line in _greeting(model, settings, _address(listening), token, note):
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+        app = create_app(model, settings, host=host, allowed_hosts=allowed_hosts, token=token, ready=greet)
         with suppress(KeyboardInterrupt):  # it has finished what it was answering, and is to end like that
             make_server(app).run(sockets=[listening])
 
