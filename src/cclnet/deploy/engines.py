@@ -21,6 +21,9 @@ Maps = npt.NDArray[np.float32]
 Batch = npt.NDArray[np.uint8]
 
 
+_ELSEWHERE = b"\n\x08location\x12"  # how ONNX begins the path of a file that holds the numbers of a tensor
+
+
 class Engine(Protocol):
     """``run`` gives probabilities [N, K], and the raw map of each image's top class, [N, h', w'], where asked for."""
 
@@ -43,10 +46,15 @@ class OnnxEngine:
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = available_cores()
         settings.log_severity_level = 3
+        # Threads that wait for work give their core to others: those decode the next images.
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         providers = _providers(device, onnxruntime.get_available_providers())
         self.device = "cuda" if providers[0].startswith("CUDA") else "cpu"
+        content = model.read_bytes() if isinstance(model, Path) else model
+        if _ELSEWHERE in content:
+            raise InputError(f"{_name(model)} is refused: it keeps weights in other files, which cclnet never writes.")
         try:
-            self.session = onnxruntime.InferenceSession(model, settings, providers=providers)
+            self.session = onnxruntime.InferenceSession(content, settings, providers=providers)
         except Exception as error:  # onnxruntime raises a dozen kinds without a base of their own
             raise InputError(f"{_name(model)} is not an ONNX model that can be run: {error}") from error
         self.outputs = [output.name for output in self.session.get_outputs()]

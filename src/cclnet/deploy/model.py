@@ -104,11 +104,17 @@ class Model:
 
     @overload
     def predict(
-        self, images: list[Any] | tuple[Any, ...], explain: bool = False, threshold: float | None = None
+        self,
+        images: list[Any] | tuple[Any, ...],
+        explain: bool = ...,
+        threshold: float | None = ...,
+        batch_size: int = ...,
     ) -> list[Prediction]: ...
 
     @overload
-    def predict(self, images: Any, explain: bool = False, threshold: float | None = None) -> Prediction: ...
+    def predict(
+        self, images: Any, explain: bool = ..., threshold: float | None = ..., batch_size: int = ...
+    ) -> Prediction: ...
 
     def predict(
         self, images: Any, explain: bool = False, threshold: float | None = None, batch_size: int = 32

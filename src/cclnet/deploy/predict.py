@@ -17,10 +17,12 @@ from PIL import Image
 from cclnet.data.parallel import available_cores, in_order
 from cclnet.data.pixels import UnreadableImage
 from cclnet.data.progress import counting_images
+from cclnet.deploy.description import Description
 from cclnet.deploy.engines import torch_device
 from cclnet.deploy.explain import overlay
 from cclnet.deploy.inputs import Inputs
 from cclnet.deploy.model import FILES, Model, Prediction, load
+from cclnet.deploy.preparing import prepare
 from cclnet.files import make_folder, write_whole
 
 Pixels = npt.NDArray[np.uint8]
@@ -50,25 +52,25 @@ class Chunk:
     problems: dict[int, str]
 
 
-def prepared(model: Model, inputs: Inputs, batch_size: int, workers: int) -> Iterator[Chunk]:
+def prepared(description: Description, inputs: Inputs, batch_size: int, workers: int) -> Iterator[Chunk]:
     """All images in batches, prepared by ``workers`` processes while the batches before them are used."""
-    description, images = model.description, inputs.images
+    short_side, crop, images = description.short_side, description.crop, inputs.images
 
-    def prepare(rows: list[int]) -> Chunk:
+    def prepare_rows(rows: list[int]) -> Chunk:
         kept, crops, problems = [], [], {}
         for row in rows:
             try:
-                crops.append(model.prepare(images[row]))
+                crops.append(prepare(images[row], short_side, crop))
             except UnreadableImage as error:
                 problems[row] = error.reason
             else:
                 kept.append(row)
-        pixels = np.stack(crops) if crops else np.zeros((0, *description.crop, 3), np.uint8)
+        pixels = np.stack(crops) if crops else np.zeros((0, *crop, 3), np.uint8)
         return Chunk(kept, pixels, problems)
 
     to_do = [row for row in range(len(inputs)) if row not in inputs.problems]
     chunks = [to_do[start : start + batch_size] for start in range(0, len(to_do), batch_size)]
-    yield from in_order(prepare, chunks, workers, ahead=2 * workers)
+    yield from in_order(prepare_rows, chunks, workers, ahead=2 * workers)
 
 
 @dataclass
@@ -105,7 +107,7 @@ def predict(
     found = Predicted(inputs, [None] * len(inputs), dict(inputs.problems))
     folder = None if explain is None else make_folder(explain)
     with counting_images("Predicting", len(inputs), len(inputs.problems), progress) as count:
-        for chunk in prepared(model, inputs, batch_size, workers or available_cores()):
+        for chunk in prepared(model.description, inputs, batch_size, workers or available_cores()):
             found.problems |= chunk.problems
             if len(chunk.rows):
                 said = model.describe(*model.run(chunk.pixels, explain is not None), threshold)

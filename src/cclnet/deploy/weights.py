@@ -38,8 +38,9 @@ def read_shipped(path: Path, description: Description, maps: bool = True) -> Shi
 def refuse_pickle(path: Path) -> None:
     """Say what a file that is named as weights really is, where it is one that could run code when it is loaded."""
     with path.open("rb") as file:
-        start = file.read(4)
-    if start == b"PK\x03\x04" or start[:1] == b"\x80":
+        start = file.read(9)
+    # A .safetensors file begins with the length of its header, which may look like anything, then the header itself.
+    if start[8:] != b"{" and (start[:4] == b"PK\x03\x04" or start[:1] == b"\x80"):
         raise InputError(
             f"{path} is refused: whatever its name says, it is a pickle or a file of torch.save, which can run code "
             "when it is loaded. Models are loaded from .safetensors and .onnx files alone."

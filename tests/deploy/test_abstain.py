@@ -1,0 +1,133 @@
+"""Thresholds from the curve of risk against coverage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from shipped_run import write_run
+
+import cclnet
+from cclnet import InputError
+from cclnet.deploy.abstain import confidence, curve_from_json, curve_of_run, measure_curve
+from cclnet.evaluation.calibration import risk_coverage
+from cclnet.evaluation.temperature import with_temperature
+from cclnet.predictions import read_predictions
+
+# Ten images: sureness falls from 1.0 by tenths; the third and the last two are wrong.
+TEN = measure_curve(np.linspace(1, 0.1, 10), np.array([1, 1, 0, 1, 1, 1, 1, 1, 0, 0], bool), "val")
+
+
+def test_the_curve_by_hand() -> None:
+    np.testing.assert_allclose(TEN.coverage, np.arange(1, 11) / 10)
+    np.testing.assert_allclose(TEN.risk * np.arange(1, 11), [0, 0, 1, 1, 1, 1, 1, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [({"coverage": 0.5}, 5), ({"coverage": 0.51}, 6), ({"coverage": 1.0}, 10), ({"risk": 0.0}, 2), ({"risk": 0.15}, 8),
+     ({"risk": 0.21}, 8), ({"risk": 0.3}, 10)],
+)  # fmt: skip
+def test_thresholds_by_hand(asked: dict[str, float], kept: int) -> None:
+    point = TEN.at(**asked)
+    assert round(TEN.coverage[point] * 10) == kept
+    assert (np.linspace(1, 0.1, 10) >= TEN.threshold[point]).sum() == kept
+
+
+@settings(deadline=None, max_examples=60)
+@given(arrays(np.float64, st.integers(1, 60), elements=st.sampled_from([0.2, 0.4, 0.5, 0.7, 0.9, 1.0])), st.data())
+def test_a_threshold_does_what_it_promises(sure: np.ndarray, data: st.DataObject) -> None:
+    right = data.draw(arrays(np.bool_, len(sure)))
+    curve = measure_curve(sure, right, "val")
+    coverage = data.draw(st.floats(0.01, 1))
+    kept = sure >= curve.threshold[curve.at(coverage=coverage)]
+    assert kept.mean() >= coverage - 1e-9
+    risk = float(curve.risk.max() * 0.999)
+    if (curve.risk <= risk).any():
+        kept = sure >= curve.threshold[curve.at(risk=risk)]
+        assert (~right[kept]).mean() <= risk
+
+
+def test_it_is_the_curve_of_the_report(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    curve = curve_of_run(folder, 1.5)
+    held_out = with_temperature(read_predictions(folder / "predictions.csv").of_part("test"), 1.5)
+    assert (curve.part, curve.images) == ("test", 50)
+    reported = risk_coverage(held_out)
+    np.testing.assert_allclose(curve.coverage, [p["coverage"] for p in reported])
+    np.testing.assert_allclose(curve.risk, [p["risk"] for p in reported])
+
+
+def test_several_labels_are_right_together_or_wrong(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", multilabel=True)
+    curve = curve_of_run(folder, None)
+    held_out = read_predictions(folder / "predictions.csv", multilabel=True).of_part("test")
+    wrong = ((held_out.probabilities >= 0.5) != held_out.labels).any(axis=1)
+    assert curve.risk[-1] == pytest.approx(wrong.mean())
+    assert curve.threshold[-1] == confidence(held_out.probabilities, True).min()
+
+
+def test_a_long_curve_is_thinned_and_still_ends_at_everything() -> None:
+    sure = np.random.default_rng(0).random(5000)
+    curve = measure_curve(sure, sure > 0.3, "val")
+    assert (
+        len(curve.coverage) == 1000
+        and curve.coverage[-1] == 1
+        and curve.risk[-1] == pytest.approx((sure <= 0.3).mean())
+    )
+
+
+def test_in_words() -> None:
+    assert TEN.in_words(TEN.at(coverage=0.8)) == (
+        "abstains below a confidence of 0.3: of 10 images of part 'val' that keeps 80.0%, of which 12.5% are wrong "
+        "(95% interval 2.2% to 47.1%)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [({}, "either a coverage or a risk"), ({"coverage": 0.5, "risk": 0.1}, "and not both"),
+     ({"coverage": 0.0}, "above 0 and at most 1; got 0"), ({"coverage": 90.0}, "got 90"),
+     ({"risk": 1.0}, "from 0 to less than 1; got 1"), ({"risk": -0.1}, "got -0.1")],
+)  # fmt: skip
+def test_what_cannot_be_asked_for(asked: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TEN.at(**asked)
+
+
+def test_a_risk_out_of_reach_says_what_is_in_reach() -> None:
+    curve = measure_curve(np.array([0.9, 0.8]), np.array([False, True]), "val")
+    with pytest.raises(InputError, match=r"no threshold keeps the risk at 0.1 .* the least is 0.5, for 100.0% of them"):
+        curve.at(risk=0.1)
+
+
+def test_to_json_and_back() -> None:
+    again = curve_from_json(TEN.to_json(), Path("model.json"))
+    assert (again.part, again.images) == ("val", 10)
+    np.testing.assert_allclose(again.threshold, TEN.threshold)
+    np.testing.assert_allclose(again.risk, TEN.risk)
+
+
+@pytest.mark.parametrize(
+    "odd", [None, {}, {"part": "val", "images": 3, "rows": []}, {"part": "val", "images": 3, "rows": [[0.5, 2, 0]]},
+            {"part": "val", "images": 3, "rows": [["x", 1, 0]]}, {"part": "val", "images": 0, "rows": [[0.5, 1, 0]]},
+            {"part": "val", "images": 3, "rows": [[0.5, 0.5, 0], [0.4, 0.5, 0]]}],
+)  # fmt: skip
+def test_a_curve_from_elsewhere_is_checked(odd: object) -> None:
+    with pytest.raises(InputError, match=r"model.json: 'thresholds'"):
+        curve_from_json(odd, Path("model.json"))
+
+
+def test_no_held_out_part_no_threshold(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    text = (folder / "predictions.csv").read_text().replace(",val,", ",train,").replace(",test,", ",train,")
+    (folder / "predictions.csv").write_text(text)
+    with pytest.raises(InputError, match="names no held-out part"):
+        cclnet.load(folder).threshold(coverage=0.9)
+    (folder / "predictions.csv").unlink()
+    with pytest.raises(InputError, match=r"holds no predictions.csv"):
+        cclnet.load(folder).threshold(coverage=0.9)

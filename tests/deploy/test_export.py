@@ -1,0 +1,207 @@
+"""Exported models: the same answers as PyTorch, a description that suffices, and nothing left of a failure."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from shipped_run import CLASSES, write_images, write_run
+from typer.testing import CliRunner
+
+import cclnet
+from cclnet import InputError
+from cclnet.cli import app
+from cclnet.deploy import export as exporting
+from cclnet.deploy import selfcheck
+from cclnet.deploy.engines import OnnxEngine
+from cclnet.deploy.export import export
+from cclnet.deploy.selfcheck import check_images
+
+PAPER = ("resnet18", "mobilenetv2_100", "efficientnet_b0")
+
+
+@pytest.mark.parametrize("backbone", PAPER)
+def test_onnx_agrees_with_torch_for_the_paper_s_networks(backbone: str, tmp_path: Path) -> None:
+    """1e-4 in probability, one image at a time and 32 at once; the maps too."""
+    pytest.importorskip("onnxruntime")
+    run = write_run(tmp_path / "run", backbone, crop=64, short_side=72)
+    onnx, torch_ = cclnet.load(export(run, "onnx")), cclnet.load(run, device="cpu")
+    images = check_images((64, 64), 32)
+    expected, heat = torch_.run(images, explain=True)
+    assert np.ptp(expected, axis=0).max() > 0.05  # images are told apart, so that agreeing means something
+    given, given_heat = onnx.run(images, explain=True)
+    np.testing.assert_allclose(given, expected, atol=1e-4)
+    np.testing.assert_allclose(given_heat, heat, atol=1e-2)
+    by_one = np.concatenate([onnx.run(image[None])[0] for image in images])
+    np.testing.assert_allclose(by_one, expected, atol=1e-4)
+
+
+def test_several_labels_in_onnx(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    run = write_run(tmp_path / "run", multilabel=True)
+    onnx, torch_ = cclnet.load(export(run, "onnx")), cclnet.load(run, device="cpu")
+    images = check_images((32, 32), 9)
+    np.testing.assert_allclose(onnx.run(images)[0], torch_.run(images)[0], atol=1e-5)
+    assert onnx.multilabel and onnx.info["label_threshold"] == 0.5
+
+
+def test_a_network_without_closed_form_has_one_output(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    out = export(write_run(tmp_path / "run", "test_convnext"), "onnx")
+    model = cclnet.load(out)
+    images = check_images((32, 32), 3)
+    assert model.info["maps"] is False and model.run(images)[0].shape == (3, 4)
+    with pytest.raises(InputError, match="no class activation maps"):
+        model.run(images, explain=True)
+
+
+def test_onnx_by_itself(sound_run: Path, sound_onnx: Path) -> None:
+    """What someone without cclnet has: a file that takes uint8 images and says what it is."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(sound_onnx / "model.onnx")
+    (images,) = session.get_inputs()
+    assert (images.name, images.type, images.shape[1:]) == ("images", "tensor(uint8)", [32, 32, 3])
+    assert isinstance(images.shape[0], str)  # any number of images
+    assert [output.name for output in session.get_outputs()] == ["probabilities", "maps"]
+    told = json.loads(session.get_modelmeta().custom_metadata_map["cclnet"])
+    assert (told["classes"], told["temperature"]) == (list(CLASSES), 1.5)
+    batch = check_images((32, 32), 5)
+    (probabilities,) = session.run(["probabilities"], {"images": batch})
+    np.testing.assert_allclose(probabilities, cclnet.load(sound_run).run(batch)[0], atol=1e-5)
+
+
+def test_the_torch_program(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    out = export(run, "torch")
+    with zipfile.ZipFile(out / "model.pt2") as archive:  # JSON and raw numbers, no pickle
+        for name in archive.namelist():
+            assert '"use_pickle": true' not in archive.read(name).decode("latin-1")
+            assert "sample_inputs" not in name or archive.getinfo(name).file_size == 0
+    program = torch.export.load(out / "model.pt2").module()  # ours, made just now
+    batch = check_images((32, 32), 5)
+    expected = cclnet.load(run).run(batch)[0]
+    for count in (1, 5):
+        probabilities, maps = program(torch.from_numpy(batch[:count]))
+        np.testing.assert_allclose(probabilities.detach(), expected[:count], atol=1e-5)
+        assert maps.shape[:2] == (count, 4)
+
+
+def test_the_weights_are_those_of_timm(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    out = export(run, "safetensors")
+    timm.create_model("test_resnet", num_classes=4).load_state_dict(load_file(out / "model.safetensors"))
+    images = write_images(tmp_path / "images", 2)
+    for a, b in zip(cclnet.load(out).predict(images), cclnet.load(run).predict(images), strict=True):
+        np.testing.assert_array_equal(a.probabilities, b.probabilities)
+
+
+def test_the_description_suffices(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", temperature=2.0)
+    out = export(run, "safetensors", tmp_path / "deep" / "out")
+    assert sorted(path.name for path in out.iterdir()) == [
+        "README.md",
+        "correlation.csv",
+        "model.json",
+        "model.safetensors",
+    ]
+    info = json.loads((out / "model.json").read_text())
+    for name in ("backbone", "classes", "short_side", "crop", "mean", "std", "temperature", "class_counts"):
+        assert info[name] == json.loads((run / "model.json").read_text())[name]
+    assert info["preprocessing"][1].startswith("resize to a short side of 36 pixels, bicubic")
+    assert info["preprocessing"][2] == "cut out the centre, 32 x 32 (height x width)"
+    assert info["trained"]["data"] == "insects"  # without the place where it lay
+    assert info["exported"]["checked"]["probability"] == 0.0
+    assert len((out / "model.json").read_text().splitlines()) < 250
+    model = cclnet.load(out)
+    assert model.threshold(coverage=0.8) == pytest.approx(cclnet.load(run).threshold(coverage=0.8), rel=1e-8)
+
+
+def test_a_run_without_predictions_has_no_thresholds(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "predictions.csv").unlink()
+    out = export(run, "safetensors")
+    assert json.loads((out / "model.json").read_text())["thresholds"] is None
+    with pytest.raises(InputError, match=r"model.json: 'thresholds'"):
+        cclnet.load(out).threshold(coverage=0.9)
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch", "safetensors"])
+def test_a_model_that_differs_is_not_kept(
+    format: str, sound_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run")
+    before = sorted(path.name for path in run.iterdir())
+    monkeypatch.setattr(exporting, "onnx_program", lambda *_: (sound_onnx / "model.onnx").read_bytes())
+    monkeypatch.setattr(selfcheck, "LARGEST", -1.0)
+    with pytest.raises(InputError, match=r"differs from PyTorch by .* It was not kept"):
+        export(run, format)
+    assert sorted(path.name for path in run.iterdir()) == before
+
+
+def test_the_check_sees_a_difference(tmp_path: Path) -> None:
+    shipped = cclnet.load(write_run(tmp_path / "run"), device="cpu")._engine.shipped
+    images = check_images((32, 32))
+
+    def run(batch: np.ndarray, shift: float = 0.0, scale: float = 1.0) -> list[np.ndarray]:
+        with torch.no_grad():
+            probabilities, maps = (output.numpy() for output in shipped(torch.from_numpy(batch)))
+        return [probabilities + shift, maps * scale]
+
+    assert selfcheck.check(shipped, images, run, "it").probability == 0
+    for odd in ({"shift": 2e-4}, {"scale": 1.01}, {"shift": float("nan")}):
+        with pytest.raises(InputError, match="it differs from PyTorch"):
+            selfcheck.check(shipped, images, lambda batch, odd=odd: run(batch, **odd), "it")
+    with pytest.raises(InputError, match="it has 1 outputs instead of 2"):
+        selfcheck.check(shipped, images, lambda batch: run(batch)[:1], "it")
+    with pytest.raises(InputError, match="it differs from PyTorch by inf"):
+        selfcheck.check(shipped, images, lambda batch: [p[:1] for p in run(batch)], "it")
+
+
+def test_a_model_json_of_another_model_is_refused(sound_onnx: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(sound_onnx, tmp_path / "out"))
+    info = json.loads((out / "model.json").read_text())
+    (out / "model.json").write_text(json.dumps(info | {"temperature": 3.0, "mean": [0.1, 0.1, 0.1]}))
+    with pytest.raises(InputError, match=r"not the model that model.json describes, whose mean, temperature differ"):
+        cclnet.load(out)
+
+
+def test_what_cannot_be_exported(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    with pytest.raises(InputError, match="unknown format 'onyx'; did you mean 'onnx'"):
+        export(run, "onyx")
+    with pytest.raises(InputError, match=r"holds no model.safetensors"):
+        export(tmp_path, "onnx")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "something").touch()
+    with pytest.raises(InputError, match=r"full is there already"):
+        export(run, "safetensors", tmp_path / "full")
+    (tmp_path / "empty").mkdir()
+    assert export(run, "safetensors", tmp_path / "empty") == tmp_path / "empty"
+
+
+def test_the_command(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    done = CliRunner().invoke(
+        app, ["export", str(run), "--format", "safetensors", "--licence", "CC0", "--out", str(tmp_path / "out")]
+    )
+    assert done.exit_code == 0, done.output
+    assert "has not been judged" in done.stderr and "model.safetensors, model.json, README.md" in done.stderr
+    assert "CC0" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_missing_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(InputError, match=r"pip install 'cclnet\[export\]'"):
+        export(run, "onnx")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(InputError, match=r"ONNX models need onnxruntime: pip install 'cclnet\[export\]'"):
+        OnnxEngine(b"", cclnet.load(run).description)

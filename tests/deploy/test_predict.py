@@ -1,0 +1,198 @@
+"""`cclnet predict`: from files of every kind to one table, with what cannot be read named in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from shipped_run import CLASSES, write_images, write_run
+from typer.testing import CliRunner
+
+import cclnet
+from cclnet import InputError
+from cclnet.cli import app
+from cclnet.deploy import predict as predicting
+from cclnet.deploy.inputs import gather
+from cclnet.deploy.model import Model
+from cclnet.deploy.predict import predict, write_csv
+from cclnet.evaluation.judge import judge
+from cclnet.predictions import read_predictions
+from cclnet.training.loop import train
+from cclnet.training.settings import make_settings
+
+
+@pytest.fixture(scope="module")
+def run(sound_run: Path) -> Path:
+    return sound_run
+
+
+@pytest.fixture(scope="module")
+def model(run: Path) -> Model:
+    return cclnet.load(run, device="cpu")
+
+
+def command(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["predict", *map(str, arguments), "--quiet"])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stderr
+
+
+def test_the_table(run: Path, model: Model, tmp_path: Path) -> None:
+    paths = write_images(tmp_path / "images", 21)
+    code, said = command(run, tmp_path / "images", "--out", tmp_path / "out.csv", "--coverage", 0.5, "--batch-size", 4)
+    assert code == 0 and "21 of 21 images predicted" in said
+    table = pd.read_csv(tmp_path / "out.csv", keep_default_na=False)
+    assert list(table) == ["image", "prediction", "confidence", "abstain", "top", "similar", "problem",
+                           *(f"p_{name}" for name in CLASSES)]  # fmt: skip
+    assert table["image"].tolist() == [path.name for path in sorted(paths)]
+    expected = model.predict(sorted(paths), threshold=model.threshold(coverage=0.5))
+    np.testing.assert_allclose(table[[f"p_{n}" for n in CLASSES]], [p.probabilities for p in expected], atol=1e-6)
+    assert table["prediction"].tolist() == [p.label for p in expected]
+    assert table["abstain"].tolist() == ["yes" if p.abstain else "no" for p in expected]
+    assert 0 < (table["abstain"] == "yes").sum() < 21
+    first = expected[0]
+    assert table["top"][0] == "|".join(f"{name}={p:.4f}" for name, p in first.top(3))
+    assert table["similar"][0] == "|".join(f"{name}={p:.4f}" for name, p in first.similar)
+
+
+def test_what_cannot_be_read_is_listed_and_the_rest_goes_on(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    (whole, *_) = write_images(folder, 5, "jpg")
+    (folder / "empty.jpg").touch()
+    (folder / "text.png").write_text("not an image")
+    (folder / "cut.jpg").write_bytes(whole.read_bytes()[:200])
+    (folder / "notes.txt").write_text("passed over: not named as an image")
+    code, said = command(run, folder, "--out", tmp_path / "out.csv", "--workers", 2, "--batch-size", 2)
+    assert code == 1 and "5 of 8 images predicted" in said and "unreadable" in said
+    table = pd.read_csv(tmp_path / "out.csv", keep_default_na=False).set_index("image")
+    assert len(table) == 8
+    assert table.loc["text.png", "problem"] == "not an image in a format that is known here, whatever its name says"
+    assert "broken or cut off" in table.loc["cut.jpg", "problem"]
+    broken = table[table["problem"] != ""]
+    assert sorted(broken.index) == ["cut.jpg", "empty.jpg", "text.png"]
+    assert (broken[["prediction", "confidence", "top", "similar", "p_ant"]] == "").all(axis=None)
+    assert (table[table["problem"] == ""]["prediction"] != "").all()
+
+
+def test_only_unreadable_images_still_make_a_table(run: Path, tmp_path: Path) -> None:
+    code, _ = command(run, tmp_path / "missing.jpg", "--out", tmp_path / "out.csv")
+    table = pd.read_csv(tmp_path / "out.csv", keep_default_na=False)
+    assert code == 1 and table["problem"].tolist() == ["No such file or directory"]
+
+
+def test_maps_are_written(run: Path, model: Model, tmp_path: Path) -> None:
+    paths = write_images(tmp_path / "images", 2)
+    code, _ = command(run, *paths, "--out", tmp_path / "out.csv", "--explain", tmp_path / "maps")
+    assert code == 0
+    table = pd.read_csv(tmp_path / "out.csv")
+    assert table["overlay"].tolist() == ["000001_picture0.png", "000002_picture1.png"]
+    for path, name in zip(paths, table["overlay"], strict=True):
+        heat = np.load(tmp_path / "maps" / name.replace(".png", ".npy"), allow_pickle=False)
+        expected = model.predict(path, explain=True).heat
+        np.testing.assert_allclose(heat, expected, atol=1e-5)
+        overlay = np.asarray(Image.open(tmp_path / "maps" / name))
+        assert overlay.shape == (32, 32, 3)
+        np.testing.assert_array_equal(overlay[heat == 0], model.prepare(path)[heat == 0])
+
+
+def test_two_images_of_one_name_do_not_meet(run: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "a", 1)
+    write_images(tmp_path / "b", 1)
+    inputs = gather([tmp_path])
+    assert inputs.names == ["a/picture0.png", "b/picture0.png"]
+    predict(cclnet.load(run), inputs, explain=tmp_path / "maps", progress=False)
+    assert len(list((tmp_path / "maps").glob("*.png"))) == 2
+
+
+def test_files_and_folders_in_any_number(tmp_path: Path) -> None:
+    paths = write_images(tmp_path / "a", 2)
+    write_images(tmp_path / "b" / "deep", 1)
+    inputs = gather([paths[1], tmp_path / "b", paths[1], tmp_path / "a"])
+    assert inputs.images == [paths[1], tmp_path / "b" / "deep" / "picture0.png", paths[0]]
+    assert inputs.names == [str(path) for path in inputs.images]
+
+
+def test_a_table_names_images_and_its_labels_go_along(run: Path, tmp_path: Path) -> None:
+    paths = write_images(tmp_path / "images", 12)
+    rows = [f"{p.stem},{CLASSES[i % 4]},lesion{i // 2}" for i, p in enumerate(paths)]
+    (tmp_path / "list.csv").write_text(
+        "image_id,label,group\n" + "\n".join([*rows, "nowhere,ant,lesion9", ",bee,x"]) + "\n"
+    )
+    inputs = gather([tmp_path / "list.csv"])
+    assert inputs.problems == {12: f"no such file in {tmp_path} or below", 13: "row 15 of list.csv names no image"}
+    code, _ = command(run, tmp_path / "list.csv", "--out", tmp_path / "out.csv")
+    assert code == 1
+    table = pd.read_csv(tmp_path / "out.csv", keep_default_na=False)
+    assert table["label"].tolist()[:4] == list(CLASSES) and table["group"][2] == "lesion1"
+    table[table["problem"] == ""].to_csv(tmp_path / "readable.csv", index=False)
+    judged = judge(tmp_path / "readable.csv", draws=10)  # predictions of labelled images can be judged
+    assert judged["part"]["images"] == 12
+    right = (table["label"] == table["prediction"])[:12].mean()
+    assert judged["scores"]["accuracy"]["value"] == pytest.approx(right)
+
+
+def test_a_table_with_a_column_of_another_name(tmp_path: Path) -> None:
+    (path,) = write_images(tmp_path, 1)
+    (tmp_path / "list.tsv").write_text(f"photo\tage\n{path.name}\t40\n")
+    with pytest.raises(InputError, match=r"no column names the images"):
+        gather([tmp_path / "list.tsv"])
+    assert gather([tmp_path / "list.tsv"], "photo").images == [path]
+
+
+def test_what_cannot_be_gathered(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("image\n")
+    (tmp_path / "empty").mkdir()
+    for places, message in (
+        ([], "no images: give image files"),
+        ([tmp_path / "list.csv"], "names no images: it has a header only"),
+        ([tmp_path / "empty"], "holds no image files"),
+        ([tmp_path / "empty", tmp_path / "empty"], "no image files in"),
+        ([tmp_path / "list.csv", tmp_path / "x.png"], r"neither an image nor a folder: .*list.csv"),
+        ([tmp_path / "typo"], r"neither an image nor a folder: .*typo"),
+    ):
+        with pytest.raises(InputError, match=message):
+            gather(places)
+
+
+def test_predicting_what_a_run_was_tested_on_gives_what_it_said(tmp_path: Path) -> None:
+    """From training to the exported table: the probabilities of testing, at the run's temperature."""
+    settings = make_settings(
+        {"data": "synthetic:images=210,size=36", "short_side": 36, "backbone": "test_resnet", "epochs": 1,
+         "batch_size": 32, "augment": {"crop": 32}}
+    )  # fmt: skip
+    run = train(settings, tmp_path / "run", accelerator="cpu", progress=False)
+    judge(run, draws=10)
+    model = cclnet.load(run, device="cpu")
+    inputs = gather(["synthetic:images=210,size=36"])
+    found = predict(model, inputs, progress=False)
+    write_csv(tmp_path / "out.csv", model, found)
+    tested = read_predictions(run / "predictions.csv")
+    said = read_predictions(tmp_path / "out.csv")
+    at = [said.images.tolist().index(name) for name in tested.images]
+    np.testing.assert_array_equal(said.labels[at], tested.labels)
+    powered = tested.probabilities ** (1 / (model.temperature or 1))
+    np.testing.assert_allclose(said.probabilities[at], powered / powered.sum(axis=1, keepdims=True), atol=1e-5)
+
+
+def test_many_images_are_worth_converting_a_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    asked = []
+    monkeypatch.setattr(predicting, "load", lambda path, device, engine: asked.append(engine))
+    for images, engine in ((10, "auto"), (5000, "auto"), (5000, "torch")):
+        predicting.open_model(run, images, "cpu", engine)
+    assert asked == ["auto", "onnx", "torch"]
+
+
+def test_notes_and_refusals_of_the_command(run: Path, tmp_path: Path) -> None:
+    (path,) = write_images(tmp_path, 1)
+    uncalibrated = write_run(tmp_path / "uncalibrated", temperature=None)
+    code, said = command(uncalibrated, path, "--out", tmp_path / "out.csv", "--risk", 0.3)
+    assert code == 0 and "no temperature was fitted" in said and "abstains below a confidence of" in said
+    with pytest.raises(InputError, match="holds the run's own predictions"):
+        command(run, path, "--out", run / "predictions.csv")
+    with pytest.raises(InputError, match="and not both"):
+        command(run, path, "--out", tmp_path / "out.csv", "--risk", 0.3, "--coverage", 0.5)
