@@ -73,6 +73,56 @@ def test_both_jpeg_decoders_give_the_same_bits(
     np.testing.assert_array_equal(read_image(path, min_short_side=short_side), fast)
 
 
+def jpeg_with(blocks: bytes) -> bytes:
+    """A JPEG with blocks put in behind its first two bytes."""
+    file = io.BytesIO()
+    Image.fromarray(smooth()).save(file, "JPEG")
+    return file.getvalue()[:2] + blocks + file.getvalue()[2:]
+
+
+def block(marker: int, content: bytes) -> bytes:
+    return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
+
+
+def exif_block(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return block(0xE1, exif.tobytes())
+
+
+XMP = b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        block(0xFE, b"a comment with the mark of a picture \xff\xda in it") + exif_block(6),
+        block(0xE1, XMP),
+        b"\xff\xff" + exif_block(6),
+        exif_block(6)[:2] + b"\xff\xff",
+    ],
+    ids=["behind another block", "XMP", "behind filling", "cut off"],
+)
+def test_orientation_is_found_wherever_pillow_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: bytes
+) -> None:
+    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+    path = tmp_path / "image.jpg"
+    path.write_bytes(jpeg_with(blocks))
+
+    def outcome() -> object:
+        try:
+            return read_image(path).tolist()
+        except UnreadableImage as error:
+            return str(error)
+
+    fast = outcome()
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    assert outcome() == fast
+    if isinstance(fast, list):
+        assert (len(fast), len(fast[0])) == (130, 90)  # turned
+
+
 @pytest.mark.parametrize(
     ("asked", "given"), [(10, 12), (12, 12), (13, 24), (24, 24), (25, 48), (48, 48), (49, 96), (500, 96)]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import struct
 import threading
 import zlib
@@ -48,7 +49,7 @@ class UnreadableImage(InputError):
 
 
 def read_image(path: str | Path, *, min_short_side: int | None = None, max_pixels: int = MAX_PIXELS) -> RGB:
-    """The pixels of an image file as RGB, uint8 [H, W, 3], upright.
+    """The pixels of an image file as RGB, uint8 [H, W, 3], upright; to be read, not written.
 
     EXIF orientation is applied. Grey becomes three equal channels; 16 bits are scaled to 8, white to white.
     Transparent pixels are laid on black, which is what "no signal" looks like in medical images and what padding
@@ -61,9 +62,9 @@ def read_image(path: str | Path, *, min_short_side: int | None = None, max_pixel
     Raises :class:`UnreadableImage` for a file that is missing, truncated, not an image, or larger than
     ``max_pixels`` by its header.
     """
-    path = Path(path)
     try:
-        content = path.read_bytes()
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (what pathlib adds shows beside a fast decoder)
+            content = file.read()
     except OSError as error:
         raise UnreadableImage(path, error.strerror or str(error)) from error
     return decode_image(content, path, min_short_side=min_short_side, max_pixels=max_pixels)
@@ -73,20 +74,18 @@ def decode_image(
     content: bytes, path: str | Path, *, min_short_side: int | None = None, max_pixels: int = MAX_PIXELS
 ) -> RGB:
     """As :func:`read_image`, from the content of a file. ``path`` is its name, for errors; nothing is opened there."""
-    path = Path(path)
-    if _is_dicom(path, content[:132]):
+    if _is_dicom(path, content):
         from cclnet.data.dicom import read_dicom
 
-        return read_dicom(path, io.BytesIO(content), max_pixels)
+        return read_dicom(Path(path), io.BytesIO(content), max_pixels)
+    if (fast := _decode_jpeg(content, path, min_short_side, max_pixels)) is not None:
+        return fast
     image = _open(path, io.BytesIO(content), max_pixels)
-    scale = _jpeg_scale(image, min_short_side)
     try:
-        if (fast := _decode_jpeg(content, image, scale)) is not None:
-            return fast
-        if scale > 1:
+        if image.format in _JPEG and (scale := _jpeg_scale(image.height, image.width, min_short_side)) > 1:
             image.draft(None, (image.width // scale, image.height // scale))
         image.load()
-        return _to_rgb(path, ImageOps.exif_transpose(image))
+        return _to_rgb(path, image)
     except UnreadableImage:
         raise
     except _BROKEN as error:
@@ -96,7 +95,7 @@ def decode_image(
 def rgb_of(image: Image.Image) -> RGB:
     """The pixels of an image that Pillow has opened or made, as :func:`read_image` would give them."""
     try:
-        return _to_rgb(Path(getattr(image, "filename", "") or "image"), ImageOps.exif_transpose(image))
+        return _to_rgb(getattr(image, "filename", "") or "image", image)
     except UnreadableImage:
         raise
     except _BROKEN as error:
@@ -135,11 +134,11 @@ def brightest_16_bit(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> int |
         raise UnreadableImage(path, _reason(error)) from error
 
 
-def _is_dicom(path: Path, start: bytes) -> bool:
-    return start[128:132] == b"DICM" or path.suffix.lower() in (".dcm", ".dicom")
+def _is_dicom(path: str | Path, start: bytes) -> bool:
+    return start[128:132] == b"DICM" or os.fspath(path).lower().endswith((".dcm", ".dicom"))
 
 
-def _open(path: Path, file: BinaryIO, max_pixels: int) -> ImageFile.ImageFile:
+def _open(path: str | Path, file: BinaryIO, max_pixels: int) -> ImageFile.ImageFile:
     """Read the header and refuse what is too large. Pillow's own limit, which is one for the whole process and
     warns before it refuses, is lifted for as long as the header is read.
     """
@@ -161,7 +160,7 @@ def _formats() -> tuple[str, ...]:
     return tuple(known for known in FORMATS if known in Image.OPEN)  # an older Pillow has no AVIF
 
 
-def check_size(path: Path, height: int, width: int, max_pixels: int) -> None:
+def check_size(path: str | Path, height: int, width: int, max_pixels: int) -> None:
     """Refuse an image that a header of a few bytes could blow up to more than the memory holds."""
     if height * width > max_pixels:
         raise UnreadableImage(
@@ -172,30 +171,48 @@ def check_size(path: Path, height: int, width: int, max_pixels: int) -> None:
         raise UnreadableImage(path, f"its header says {width} x {height} pixels")
 
 
-def _jpeg_scale(image: ImageFile.ImageFile, min_short_side: int | None) -> int:
+def _jpeg_scale(height: int, width: int, min_short_side: int | None) -> int:
     """The largest of 8, 4, 2, 1 that a JPEG can be shrunk by while decoding and keep its short side."""
-    if min_short_side is None or image.format not in _JPEG:
+    if min_short_side is None:
         return 1
-    return next((s for s in (8, 4, 2) if min(image.size) // s >= min_short_side), 1)
+    return next((s for s in (8, 4, 2) if min(height, width) // s >= min_short_side), 1)
 
 
-def _decode_jpeg(content: bytes, image: ImageFile.ImageFile, scale: int) -> RGB | None:
-    """A plain JPEG by simplejpeg, which is a little faster and gives the same bits; None to let Pillow do it.
+def _decode_jpeg(content: bytes, path: str | Path, min_short_side: int | None, max_pixels: int) -> RGB | None:
+    """A plain JPEG by simplejpeg, which is several times faster and gives the same bits; None to let Pillow do it.
 
     Pillow also judges what simplejpeg is not sure of: stray bytes are harmless, a missing end is not.
     """
-    if image.format not in _JPEG or image.mode not in ("RGB", "L"):
+    if not content.startswith(b"\xff\xd8\xff"):
         return None
     try:
         import simplejpeg
     except ImportError:
         return None
-    width, height = image.size
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
+    except ValueError:
+        return None
+    if colours not in ("YCbCr", "Gray", "RGB"):
+        return None
+    check_size(path, height, width, max_pixels)
+    scale = _jpeg_scale(height, width, min_short_side)
     try:
         pixels = simplejpeg.decode_jpeg(content, min_height=-(-height // scale), min_width=-(-width // scale))
     except ValueError:
         return None
-    return _turn(pixels, _orientation(image))
+    # Pillow takes longer to open a file than a small one takes to decode, so it is asked only where need be.
+    if _may_be_turned(content):
+        return _turn(pixels, _orientation(_open(path, io.BytesIO(content), max_pixels)))
+    return pixels
+
+
+def _may_be_turned(jpeg: bytes) -> bool:
+    """Whether a block before the picture may say how to hold it; True as well where the blocks are not understood."""
+    at = 2
+    while jpeg[at : at + 1] == b"\xff" and jpeg[at + 1 : at + 2] != b"\xda":  # a block; the picture follows the last
+        at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+    return jpeg[at : at + 2] != b"\xff\xda" or any(sign in jpeg[:at] for sign in (b"Exif", b"tiff:Orientation"))
 
 
 def _orientation(image: Image.Image) -> int:
@@ -218,18 +235,21 @@ def _turn(pixels: RGB, orientation: int) -> RGB:
     return np.ascontiguousarray(pixels)
 
 
-def _to_rgb(path: Path, image: Image.Image) -> RGB:
+def _to_rgb(path: str | Path, image: Image.Image) -> RGB:
+    """The pixels of a loaded image, upright, copied no more often than need be."""
+    if _orientation(image) > 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":
         return grey_to_rgb(_scale_deep(path, np.asarray(image)))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         see_through = image.convert("LA").convert("RGBA") if image.mode == "La" else image.convert("RGBA")
         on_black = Image.new("RGB", image.size)
         on_black.paste(see_through, mask=see_through.getchannel("A"))
-        return np.array(on_black)
-    return np.array(image.convert("RGB"))
+        return np.asarray(on_black)
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def _scale_deep(path: Path, values: npt.NDArray[np.generic]) -> RGB:
+def _scale_deep(path: str | Path, values: npt.NDArray[np.generic]) -> RGB:
     """Grey of 16 bits (65535 is white) or floats (1.0 is white) to 8 bits. Pillow alone would clip at 255."""
     low, high = float(values.min()), float(values.max())
     white = 1.0 if values.dtype.kind == "f" else 65535.0

@@ -21,14 +21,13 @@ _GAP = 2
 
 def read_resized(image: str | Path | bytes, short_side: int, max_pixels: int = MAX_PIXELS) -> Pixels:
     """An image file, or the content of one, as RGB, uint8 [H, W, 3], upright, with the given short side."""
+    large_enough = _GAP * short_side
     if isinstance(image, bytes):
-        path, pixels = (
-            Path("image"),
-            decode_image(image, "image", min_short_side=_GAP * short_side, max_pixels=max_pixels),
-        )
+        name: str | Path = "image"
+        pixels = decode_image(image, name, min_short_side=large_enough, max_pixels=max_pixels)
     else:
-        path, pixels = Path(image), read_image(image, min_short_side=_GAP * short_side, max_pixels=max_pixels)
-    return to_short_side(pixels, short_side, path, max_pixels)
+        name, pixels = image, read_image(image, min_short_side=large_enough, max_pixels=max_pixels)
+    return to_short_side(pixels, short_side, name, max_pixels)
 
 
 def to_short_side(pixels: Pixels, short_side: int, path: str | Path = "image", max_pixels: int = MAX_PIXELS) -> Pixels:
