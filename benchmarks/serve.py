@@ -1,0 +1,222 @@
+"""`cclnet serve` under load: 32 clients at once for a minute, against one client alone. Writes results/serve.json.
+
+    python benchmarks/serve.py                    # a ResNet-18 at 224 pixels with random weights, on drawn photographs
+    python benchmarks/serve.py --run runs/mine    # a model of your own
+
+The clients run on the same machine, on the loopback interface, and take their share of its cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import io
+import json
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from PIL import Image, ImageFilter
+
+from cclnet import __version__
+from cclnet.data.parallel import available_cores
+from cclnet.files import write_whole
+
+PHOTOGRAPHS = 32
+SIZE = (600, 450)  # those of ISIC 2018
+CLASSES = ["AKIEC", "BCC", "BKL", "DF", "MEL", "NV", "VASC"]
+
+
+def write_run(folder: Path, backbone: str, size: int) -> Path:
+    """A run folder with an untrained network: what it says is of no interest here, how long it takes is."""
+    from safetensors.torch import save_file
+
+    from cclnet.network import TimmClassifier
+
+    folder.mkdir()
+    model = TimmClassifier(backbone, len(CLASSES)).shipped
+    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, folder / "model.safetensors")
+    description = {
+        "format": 1, "backbone": backbone, "method": "hard", "classes": CLASSES, "multilabel": False,
+        "short_side": size * 8 // 7, "crop": [size, size], "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225],
+        "temperature": 1.0,
+    }  # fmt: skip
+    (folder / "model.json").write_text(json.dumps(description), encoding="utf-8")
+    return folder
+
+
+def photographs() -> list[bytes]:
+    """JPEGs about as large and as hard to decode as dermatoscopic ones: smooth colours under fine noise."""
+    generator = np.random.default_rng(0)
+    found = []
+    for _ in range(PHOTOGRAPHS):
+        coarse = Image.fromarray(generator.integers(60, 220, (9, 12, 3), dtype=np.uint8)).resize(
+            SIZE, Image.Resampling.BICUBIC
+        )
+        noise = Image.fromarray(generator.integers(0, 256, (SIZE[1], SIZE[0], 3), dtype=np.uint8))
+        file = io.BytesIO()
+        Image.blend(coarse, noise.filter(ImageFilter.GaussianBlur(1)), 0.15).save(file, "JPEG", quality=90)
+        found.append(file.getvalue())
+    return found
+
+
+@contextlib.contextmanager
+def serving(run: Path) -> Iterator[tuple[str, int, str]]:
+    """`cclnet serve` in a process of its own: its address, its process, and how it greets."""
+    command = [sys.executable, "-m", "cclnet", "serve", str(run), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            greeting = server.stderr.readline()
+            found = re.search(r"(http://\S+:\d+) \((\w+ on \w+)", greeting)
+            if not found:
+                raise SystemExit(greeting + server.stderr.read())
+            yield found[1], server.pid, found[2]
+            server.send_signal(signal.SIGINT)
+            server.wait(timeout=60)
+        finally:
+            server.kill()
+
+
+def processes_of(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid] + [below for child in children for below in processes_of(int(child))]
+
+
+def memory_mb(pid: int) -> float:
+    """Memory of a process and those below it, what they share counted once (proportional set size)."""
+    sizes = [Path(f"/proc/{one}/smaps_rollup").read_text() for one in processes_of(pid)]
+    return sum(int(found[1]) for text in sizes if (found := re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE))) / 1024
+
+
+async def ask(client: httpx.AsyncClient, image: bytes) -> tuple[float, str]:
+    """Seconds until the answer, and what went wrong, if anything did."""
+    start = time.perf_counter()
+    try:
+        answer = await client.post("/predict", content=image, headers={"content-type": "image/jpeg"})
+        wrong = "" if answer.status_code == 200 else f"{answer.status_code}: {answer.text[:200]}"
+    except httpx.HTTPError as error:
+        wrong = repr(error)
+    return time.perf_counter() - start, wrong
+
+
+async def alone(address: str, images: list[bytes], requests: int) -> list[float]:
+    """One client, one image after the other, the first ones not counted."""
+    async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+        found = [await ask(client, images[i % len(images)]) for i in range(requests + 10)]
+    if errors := {wrong for _, wrong in found if wrong}:
+        raise SystemExit(f"the server does not answer: {errors}")
+    return [seconds for seconds, _ in found[10:]]
+
+
+async def together(address: str, images: list[bytes], clients: int, seconds: float, pid: int) -> dict[str, Any]:
+    """So many clients, each asking again as soon as it is answered, while the memory is looked at once a second."""
+    begin = time.perf_counter()
+    answers: list[tuple[float, str]] = []
+    memory: list[tuple[float, float]] = []
+
+    async def one(place: int) -> None:
+        async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+            turn = place
+            while time.perf_counter() - begin < seconds:
+                answers.append(await ask(client, images[turn % len(images)]))
+                turn += 1
+
+    async def watch() -> None:
+        while time.perf_counter() - begin < seconds:
+            memory.append((round(time.perf_counter() - begin, 1), round(await asyncio.to_thread(memory_mb, pid), 1)))
+            await asyncio.sleep(1)
+
+    await asyncio.gather(watch(), *[one(place) for place in range(clients)])
+    return {
+        "clients": clients,
+        "seconds": time.perf_counter() - begin,
+        "requests": len(answers),
+        "errors": sorted({wrong for _, wrong in answers if wrong}),
+        "failed": sum(bool(wrong) for _, wrong in answers),
+        "latencies": [latency for latency, _ in answers],
+        "memory_mb": memory,
+    }
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    named = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+    return {name: round(1e3 * float(np.percentile(seconds, share)), 2) for name, share in named.items()}
+
+
+def batches(address: str) -> dict[str, float]:
+    """Mean size of the batches so far, as the server counts them."""
+    text = httpx.get(f"{address}/metrics").text
+    found = dict(re.findall(r"^cclnet_batch_images_(sum|count) (\S+)$", text, re.MULTILINE))
+    return {"images": float(found["sum"]), "batches": float(found["count"])}
+
+
+def measure(run: Path, clients: int, seconds: float) -> dict[str, Any]:
+    images = photographs()
+    with serving(run) as (address, pid, engine):
+        card = httpx.get(f"{address}/model").json()
+        single = percentiles(asyncio.run(alone(address, images, 100)))
+        before = batches(address)
+        load = asyncio.run(together(address, images, clients, seconds, pid))
+        after = batches(address)
+    latency = percentiles(load.pop("latencies"))
+    settled = [mb for at, mb in load["memory_mb"] if at >= min(10.0, seconds / 4)]
+    third = max(1, len(settled) // 3)
+    return {
+        "engine": engine,
+        "backbone": card["backbone"],
+        "crop": card["crop"],
+        "image": {"pixels": list(SIZE), "bytes": round(float(np.mean([len(image) for image in images])))},
+        "single_ms": single,
+        "load": {
+            **load,
+            "latency_ms": latency,
+            "requests_per_second": round(load["requests"] / load["seconds"], 1),
+            "mean_batch": round((after["images"] - before["images"]) / (after["batches"] - before["batches"]), 2),
+        },
+        "p99_over_single": round(latency["p99"] / single["p50"], 2),
+        "memory_growth_mb": round(float(np.mean(settled[-third:]) - np.mean(settled[:third])), 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--run", type=Path, help="a run folder; without it an untrained network")
+    parser.add_argument("--backbone", default="resnet18")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = options.run or write_run(Path(folder) / options.backbone, options.backbone, options.size)
+        found = measure(run, options.clients, options.seconds)
+    packages = ("fastapi", "uvicorn", "onnxruntime", "torch", "numpy", "Pillow")
+    found["versions"] = {"python": platform.python_version(), "cclnet": __version__} | {p: version(p) for p in packages}
+    found["device"] = f"{platform.machine()}, {available_cores()} cores, clients included"
+    found["holds"] = {
+        "no error": found["load"]["failed"] == 0,
+        "p99 under 20 times one image alone": found["p99_over_single"] < 20,
+        "memory steady, within 5%": abs(found["memory_growth_mb"]) < 0.05 * found["load"]["memory_mb"][-1][1],
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_whole(options.out / "serve.json", json.dumps(found, indent=1) + "\n")
+    print(json.dumps({name: value for name, value in found.items() if name != "load"}, indent=1))
+    print(json.dumps({name: value for name, value in found["load"].items() if name != "memory_mb"}, indent=1))
+    if not all(found["holds"].values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
