@@ -225,12 +225,13 @@ def in_words(results: Mapping[str, Any]) -> str:
         times = f"{speed['torch_ms']:.1f} ms | {speed['onnx_ms']:.1f} ms | {speed['times_as_fast']:.1f}"
         lines.append(f"| {row['backbone']} | {times} | {apart[1]:.1g} | {apart[32]:.1g} |")
     whole, count = results["predict"], results["rows"][0]["agreement"][0]["images"]
-    both, decode, network = whole["of_decode_and_network"], whole["decode"], whole["network"]
+    both, speed = whole["of_decode_and_network"], whole["predict"]
     lines += [
         "",
-        f"Differences are in probability, over {count} images. `cclnet predict` ({whole['backbone']}, {whole['engine']})",
-        f"predicts {whole['predict']:.0f} JPEG files a second: {both:.0%} of what decoding ({decode:.0f} a second by itself) and",
-        f"the network ({network:.0f}) allow together.",
+        f"Differences are in probability, over {count} images. `cclnet predict` with {whole['backbone']} in "
+        f"{whole['engine']} takes {speed:.0f} JPEG files",
+        f"a second, {both:.0%} of what decoding ({whole['decode']:.0f} a second by itself) and the network "
+        f"({whole['network']:.0f}) allow together.",
     ]
     return "\n".join(lines)
 

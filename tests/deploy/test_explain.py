@@ -124,4 +124,4 @@ def test_an_overlay_covers_nothing_where_there_is_no_heat() -> None:
     heat[:, 4:] = 1
     laid = overlay(pixels, heat, strength=1.0)
     np.testing.assert_array_equal(laid[:, :4], pixels[:, :4])
-    assert (laid[:, 4:] == (252, 255, 164)).all()
+    assert (laid[:, 4:] == (253, 231, 37)).all()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -176,6 +179,14 @@ def test_predicting_what_a_run_was_tested_on_gives_what_it_said(tmp_path: Path) 
     np.testing.assert_array_equal(said.labels[at], tested.labels)
     powered = tested.probabilities ** (1 / (model.temperature or 1))
     np.testing.assert_allclose(said.probabilities[at], powered / powered.sum(axis=1, keepdims=True), atol=1e-5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are threads elsewhere")
+def test_a_worker_that_is_killed_is_told(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write_images(tmp_path, 8)
+    monkeypatch.setattr(predicting, "prepare", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(InputError, match="was killed, most likely because the memory was full"):
+        predict(model, gather(paths), batch_size=2, workers=2, progress=False)
 
 
 def test_many_images_are_worth_converting_a_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

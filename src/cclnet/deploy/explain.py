@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 Heat = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]
 
-# From nothing over orange to light yellow: colours that also differ in brightness, so that all eyes tell them apart.
-_COLOURS = np.array([[0, 0, 4], [87, 16, 110], [188, 55, 84], [249, 142, 9], [252, 255, 164]], np.float32)
+# From violet over green to yellow, ever brighter, so that all eyes can tell them apart; and far from the reds of skin.
+_COLOURS = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], np.float32)
 
 
 def heat_of(maps: npt.NDArray[np.floating]) -> Heat:
@@ -39,7 +39,7 @@ def enlarge(heat: Heat, size: tuple[int, int]) -> Heat:
     return np.clip(np.asarray(larger, np.float32), 0, 1)
 
 
-def overlay(pixels: Pixels, heat: Heat, strength: float = 0.6) -> Pixels:
+def overlay(pixels: Pixels, heat: Heat, strength: float = 0.55) -> Pixels:
     """The image [h, w, 3] with its heat [h, w] on it: nothing is covered where the heat is zero."""
     place = np.clip(heat, 0, 1) * (len(_COLOURS) - 1)
     below = np.minimum(place.astype(np.intp), len(_COLOURS) - 2)

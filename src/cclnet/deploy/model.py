@@ -246,8 +246,11 @@ def _start(folder: Path, engine: str, there: set[str], description: Description,
     if engine == "torch":
         return TorchEngine(shipped, device)
     from cclnet.deploy.programs import onnx_program
+    from cclnet.deploy.selfcheck import check, check_images
 
-    return OnnxEngine(onnx_program(shipped, description), description, device)
+    converted = OnnxEngine(onnx_program(shipped, description), description, device)
+    check(shipped, check_images(description.crop), converted.run_all, "the converted model")
+    return converted
 
 
 def _read_correlation(folder: Path, description: Description) -> Floats | None:

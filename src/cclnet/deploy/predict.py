@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from cclnet.deploy.explain import overlay
 from cclnet.deploy.inputs import Inputs
 from cclnet.deploy.model import FILES, Model, Prediction, load
 from cclnet.deploy.preparing import prepare
+from cclnet.errors import InputError
 from cclnet.files import make_folder, write_whole
 
 Pixels = npt.NDArray[np.uint8]
@@ -30,6 +32,8 @@ Pixels = npt.NDArray[np.uint8]
 
 # Converting a network takes about as long as ONNX Runtime saves on this many images on a CPU.
 WORTH_CONVERTING = 500
+# Importing torch takes about as long as its faster resizing saves on this many images, where ONNX Runtime needs it not.
+WORTH_TORCH = 300
 
 
 def open_model(path: str | Path, images: int, device: str = "auto", engine: str = "auto") -> Model:
@@ -70,7 +74,15 @@ def prepared(description: Description, inputs: Inputs, batch_size: int, workers:
 
     to_do = [row for row in range(len(inputs)) if row not in inputs.problems]
     chunks = [to_do[start : start + batch_size] for start in range(0, len(to_do), batch_size)]
-    yield from in_order(prepare_rows, chunks, workers, ahead=2 * workers)
+    if len(to_do) >= WORTH_TORCH:
+        import torch  # noqa: F401
+    try:
+        yield from in_order(prepare_rows, chunks, workers, ahead=2 * workers)
+    except BrokenProcessPool as error:
+        raise InputError(
+            "a process that decodes images was killed, most likely because the memory was full. Run it again with "
+            "fewer workers (--workers)."
+        ) from error
 
 
 @dataclass

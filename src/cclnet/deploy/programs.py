@@ -16,8 +16,6 @@ from cclnet.deploy.description import Description
 from cclnet.deploy.shipped import Shipped
 from cclnet.errors import InputError
 
-OPSET = 20
-
 
 def onnx_program(shipped: Shipped, description: Description) -> bytes:
     """The network as ONNX: ``images`` uint8 [batch, h, w, 3] to ``probabilities`` [batch, K] and, where they have a
@@ -33,7 +31,6 @@ def onnx_program(shipped: Shipped, description: Description) -> bytes:
             (_example(description),),
             dynamo=True,
             verbose=False,
-            opset_version=OPSET,
             input_names=["images"],
             output_names=["probabilities", "maps"] if shipped.maps else ["probabilities"],
             dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
