@@ -14,7 +14,8 @@
 - again: seconds of the second run, which finds everything in the cache.
 - duplicates: seconds to find all near pairs among 1,000 to 100,000 hashes.
 
-Results go into results/data.json, section by section; those of other sections stay.
+Results go into results/data.json, section by section; those of other sections stay. The speeds of decoding are also
+written as a table, results/data.md.
 The loader has benchmarks/data_loader.py.
 """
 
@@ -30,7 +31,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -231,7 +232,25 @@ def record(section: str, name: str, measured: object) -> None:
     results.setdefault(section, {})[name] = {"machine": machine(), "measured": measured}
     RESULTS.parent.mkdir(exist_ok=True)
     write_whole(RESULTS, json.dumps(results, indent=2) + "\n")
+    write_whole(RESULTS.with_suffix(".md"), decode_table(results.get("decode", {})))
     print(section, name, json.dumps(measured, indent=2))
+
+
+def decode_table(recorded: Mapping[str, Mapping[str, Any]]) -> str:
+    """Images per second of each set, and the cache as a share of the bare loop that does the same to the pixels."""
+    heads = ("Files", "Decoder", "… and resize", "… and writing", "Into the cache", "Share", "Share of processor time")
+    lines = [heads, ("---", *["--:"] * (len(heads) - 1))]
+    for name, entry in recorded.items():
+        measured = entry["measured"]
+        if "cache_as_share_of" in measured:
+            speed, share = measured["images_per_second"], measured["cache_as_share_of"]
+            same = share.get("decoder_and_resize", share["decoder"])
+            resized = speed.get("decoder_and_resize")
+            lines.append(
+                (f"{name} ({measured['decoder']})", f"{speed['decoder']:,}", f"{resized:,}" if resized else "–",
+                 f"{speed['writing']:,}", f"{speed['cache']:,}", f"{same['clock']:.0%}", f"{same['processor']:.0%}")
+            )  # fmt: skip
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def main() -> None:

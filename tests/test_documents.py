@@ -30,10 +30,17 @@ def test_the_planted_table_is_that_of_the_results() -> None:
     assert between(page, "planted") == (ROOT / "results" / "planted.md").read_text(encoding="utf-8").strip()
 
 
-def test_the_compared_methods_are_those_of_the_results() -> None:
-    scores = ROOT / "results" / "methods_planted" / "scores.md"
-    shown = between((ROOT / "docs" / "methods.md").read_text(encoding="utf-8"), "methods planted")
-    assert shown == (scores.read_text(encoding="utf-8").strip() if scores.exists() else "Not run yet.")
+@pytest.mark.parametrize(
+    ("page", "marker", "table", "without"),
+    [
+        ("methods.md", "methods planted", "methods_planted/scores.md", "Not run yet."),
+        ("data.md", "decode", "data.md", "Not measured yet."),
+    ],
+)
+def test_tables_are_those_of_the_results(page: str, marker: str, table: str, without: str) -> None:
+    file = ROOT / "results" / table
+    shown = between((ROOT / "docs" / page).read_text(encoding="utf-8"), marker)
+    assert shown == (file.read_text(encoding="utf-8").strip() if file.exists() else without)
 
 
 @pytest.mark.parametrize("device", ["h200", "cpu"])
