@@ -90,7 +90,7 @@ def serving(run: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def processes_of(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    children = [child for own in Path(f"/proc/{pid}/task").glob("*/children") for child in own.read_text().split()]
     return [pid] + [below for child in children for below in processes_of(int(child))]
 
 

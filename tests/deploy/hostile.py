@@ -88,7 +88,7 @@ def _bombs() -> Iterator[Hostile]:
     yield Hostile("TIFF of 10^9 pixels a side", tiff(10**9, 10**9))
     text_bomb = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**27)))
     yield Hostile("PNG with a bomb in its text", png(4, 4, text_bomb))
-    yield Hostile("DICOM with a bomb inside", dicom_bomb(200 * 2**20))
+    yield Hostile("DICOM with a bomb inside", dicom_bomb(900 * 2**20))
     yield Hostile("sixty thousand wide, one high", image_bytes(size=(60_000, 1)))
 
 

@@ -33,13 +33,13 @@ class Network:
 
 
 def with_batcher(
-    body: Callable[[Batcher[int, int], Network], Coroutine[Any, Any, None]], largest: int = 4
+    body: Callable[[Batcher[int, int], Network], Coroutine[Any, Any, None]], largest: int = 4, lanes: int = 1
 ) -> tuple[Network, list[int]]:
     sizes: list[int] = []
     network = Network()
 
     async def main() -> None:
-        batcher = Batcher[int, int](network.run, largest, lambda size, seconds: sizes.append(size))
+        batcher = Batcher[int, int](network.run, largest, lanes, lambda size, seconds: sizes.append(size))
         batcher.start()
         try:
             await body(batcher, network)
@@ -83,6 +83,20 @@ def test_what_waits_goes_together_in_order_and_gets_its_own_answer(waiting: int,
     network, sizes = with_batcher(body, largest)
     expected = [list(range(waiting))[start : start + largest] for start in range(0, waiting, largest)]
     assert network.batches == [[100], *expected] and sizes == [len(batch) for batch in network.batches]
+
+
+def test_a_second_lane_takes_what_comes_while_the_first_is_busy() -> None:
+    async def body(batcher: Batcher[int, int], network: Network) -> None:
+        first = await hold(batcher, network, 1)
+        network.entered.clear()
+        second = await hold(batcher, network, 2)  # inside as well, while the gate is closed
+        third = [asyncio.create_task(batcher.answer(item, 10)) for item in (3, 4)]
+        await asyncio.sleep(0)
+        network.gate.set()
+        assert [await first, await second, *[await one for one in third]] == [2, 4, 6, 8]
+
+    network, _ = with_batcher(body, lanes=2)
+    assert network.batches == [[1], [2], [3, 4]]
 
 
 def test_an_error_belongs_to_its_batch_alone() -> None:

@@ -31,7 +31,7 @@ def refused(*arguments: str) -> str:
 
 
 def descendants(pid: int) -> list[int]:
-    own = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    own = [int(child) for of in Path(f"/proc/{pid}/task").glob("*/children") for child in of.read_text().split()]
     return own + [below for child in own for below in descendants(child)]
 
 

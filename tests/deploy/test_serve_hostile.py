@@ -89,24 +89,23 @@ def processes() -> Iterator[ReadingProcesses]:
 
 def test_a_decoder_that_takes_too_long_is_ended(processes: ReadingProcesses) -> None:
     (process,) = processes._processes
-    before = process.process.pid
+    before = process.pid
     process.reader = replace(READER, limits=replace(LIMITS, seconds=1e-5))
     with pytest.raises(Refused, match="took longer than 1e-05 seconds"):
         read(processes, image_bytes(size=(1400, 1400)))
     process.reader = READER
     assert read(processes, image_bytes()) == bytes((200, 20, 10)) * 256
-    assert process.process.pid != before
+    assert process.pid != before
 
 
 def test_a_decoder_that_dies_over_an_image_is_replaced(processes: ReadingProcesses) -> None:
     (process,) = processes._processes
-    assert process.process.pid is not None
-    os.kill(process.process.pid, signal.SIGSTOP)  # it will not read what is sent before it dies
+    os.kill(process.pid, signal.SIGSTOP)  # it will not read what is sent before it dies
     sent = process.connection.send_bytes
 
     def send(message: bytes) -> None:
         sent(message)
-        process.process.kill()
+        os.kill(process.pid, signal.SIGKILL)
 
     process.connection.send_bytes = send  # type: ignore[method-assign]
     with pytest.raises(Refused, match="its decoder broke down over it"):
@@ -116,6 +115,6 @@ def test_a_decoder_that_dies_over_an_image_is_replaced(processes: ReadingProcess
 
 def test_a_decoder_that_died_in_between_costs_nobody_an_answer(processes: ReadingProcesses) -> None:
     (process,) = processes._processes
-    process.process.kill()
-    process.process.join()
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.connection.poll(20)  # the line is closed: it is dead
     assert read(processes, image_bytes()) == bytes((200, 20, 10)) * 256

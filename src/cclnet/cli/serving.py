@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +39,8 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise InputError(f"serving needs {error.name}: pip install 'cclnet[serve,export]'") from error
+    if not hasattr(os, "fork"):
+        raise InputError("cclnet serve needs Linux or macOS: on Windows use WSL, or cclnet predict.")
     from cclnet.deploy.serve.limits import Limits
     from cclnet.deploy.serve.server import serve as run_server
 

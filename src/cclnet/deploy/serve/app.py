@@ -18,6 +18,7 @@ from cclnet.deploy.serve.docs import docs_page
 from cclnet.deploy.serve.guard import Guard
 from cclnet.deploy.serve.limits import Limits, Refused
 from cclnet.deploy.serve.metrics import Measured, Metrics
+from cclnet.deploy.serve.nursery import Nursery
 from cclnet.deploy.serve.page import render, static_files
 from cclnet.deploy.serve.service import ServeSettings, Service
 from cclnet.deploy.serve.words import NOTICE
@@ -30,10 +31,15 @@ def create_app(
     host: str = "127.0.0.1",
     allowed_hosts: tuple[str, ...] = (),
     token: str | None = None,
+    nursery: Nursery | None = None,
     ready: Callable[[], object] = lambda: None,
 ) -> FastAPI:
-    """A model as an ASGI application: the page, the API, health and metrics. ``ready`` is called when it can answer."""
-    service = Service(model, settings, Metrics())
+    """A model as an ASGI application: the page, the API, health and metrics.
+
+    ``nursery`` starts the processes that read uploads, where one is there already; ``ready`` is called when the first
+    request can be answered.
+    """
+    service = Service(model, settings, Metrics(), nursery)
     card = model_card(
         settings.name,
         model,

@@ -14,14 +14,15 @@ Answer = TypeVar("Answer")
 
 
 class Batcher(Generic[Item, Answer]):
-    """Gathers what is waiting, up to ``largest``, and hands it to ``run`` in a thread, one batch at a time.
+    """Gathers what is waiting, up to ``largest``, and hands it to ``run`` in a thread, ``lanes`` batches at a time.
 
-    Nothing waits for company: an item that comes while the network is idle goes at once, alone. What comes while it
-    is busy goes together as soon as it is free. To be started and closed inside a running event loop.
+    Nothing waits for company: an item that comes while a lane is free goes at once, alone. What comes while all are
+    busy goes together as soon as one is free. To be started and closed inside a running event loop.
 
     Args:
-        run: from a list of items to their answers, in order.
+        run: from a list of items to their answers, in order; called by ``lanes`` threads at once.
         largest: items in a batch.
+        lanes: batches in the network at once. With two, one computes while the other is put together or handed on.
         seen: called with the size of each batch and the seconds it took.
     """
 
@@ -29,21 +30,23 @@ class Batcher(Generic[Item, Answer]):
         self,
         run: Callable[[Sequence[Item]], Sequence[Answer]],
         largest: int,
+        lanes: int = 1,
         seen: Callable[[int, float], object] = lambda size, seconds: None,
     ) -> None:
         self.run, self.largest, self.seen = run, largest, seen
         self._waiting: asyncio.Queue[tuple[Item, asyncio.Future[Answer]]] = asyncio.Queue()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="network")
-        self._task: asyncio.Task[None] | None = None
+        self._threads = ThreadPoolExecutor(lanes, thread_name_prefix="network")
+        self._lanes: list[asyncio.Task[None]] = []
+        self._count = lanes
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._go_on())
+        self._lanes = [asyncio.create_task(self._go_on()) for _ in range(self._count)]
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        self._thread.shutdown(cancel_futures=True)
+        for lane in self._lanes:
+            lane.cancel()
+        await asyncio.gather(*self._lanes, return_exceptions=True)
+        self._threads.shutdown(cancel_futures=True)
 
     async def answer(self, item: Item, seconds: float) -> Answer:
         """The answer to an item, or :class:`Refused` when it has not come within ``seconds``."""
@@ -65,7 +68,7 @@ class Batcher(Generic[Item, Answer]):
                 continue
             start = loop.time()
             try:
-                answers = await loop.run_in_executor(self._thread, self.run, [item for item, _ in batch])
+                answers = await loop.run_in_executor(self._threads, self.run, [item for item, _ in batch])
             except Exception as error:  # noqa: BLE001 (raised again by each of these requests; the next ones go on)
                 _settle(batch, [error] * len(batch))
             else:

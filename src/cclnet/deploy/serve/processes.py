@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import Any
 
 import numpy as np
 
 from cclnet.deploy.serve.limits import Refused, busy
-from cclnet.deploy.serve.reading import Reader, Upload, work
+from cclnet.deploy.serve.nursery import Nursery
+from cclnet.deploy.serve.reading import Reader, Upload
 
 _SECONDS_TO_START = 120.0  # a cold disk under a busy machine
 _LONGEST_ANSWER = 2**28  # bytes; crops have at most 8192 pixels a side
@@ -21,15 +20,15 @@ _LONGEST_ANSWER = 2**28  # bytes; crops have at most 8192 pixels a side
 class ReadingProcesses:
     """Reads uploads side by side, at most ``count`` at once; the others wait in line."""
 
-    def __init__(self, reader: Reader, count: int) -> None:
+    def __init__(self, reader: Reader, count: int, nursery: Nursery | None = None) -> None:
+        self._nursery = nursery or Nursery()
         self._seconds = reader.limits.seconds
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="reading")  # each waits for one process
         self._idle: SimpleQueue[_Process] = SimpleQueue()
-        processes = [_Process(reader) for _ in range(count)]
-        for process in processes:  # they start side by side
+        self._processes = [_Process(self._nursery, reader) for _ in range(count)]
+        for process in self._processes:  # they get ready side by side
             process.wait_until_ready()
             self._idle.put(process)
-        self._processes = processes
 
     async def read(self, body: bytes, content_type: str, picture: bool) -> Upload:
         """The image in a body. What stands in line longer than decoding may take is sent away."""
@@ -51,21 +50,19 @@ class ReadingProcesses:
         self._threads.shutdown(cancel_futures=True)
         for process in self._processes:
             process.stop()
+        self._nursery.close()
 
 
 class _Process:
     """One process and the line to it."""
 
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
+    def __init__(self, nursery: Nursery, reader: Reader) -> None:
+        self.nursery, self.reader = nursery, reader
         self._start()
 
     def _start(self) -> None:
-        context = _context()
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, self.reader), daemon=True)
-        self.process.start()
-        theirs.close()
+        self.pid, self.connection = self.nursery.start()
+        self.connection.send_bytes(json.dumps(self.reader.to_json()).encode())
         self.ready = False
 
     def wait_until_ready(self) -> None:
@@ -77,7 +74,7 @@ class _Process:
 
     def read(self, body: bytes, content_type: str, picture: bool) -> Upload:
         seconds = self.reader.limits.seconds
-        if not self.process.is_alive():  # ended from outside while it was idle: not the fault of this image
+        if self.ready and self.connection.poll(0):  # it speaks only when it is asked: it was ended from outside
             self._restart()
         self.wait_until_ready()
         try:
@@ -110,23 +107,4 @@ class _Process:
 
     def stop(self) -> None:
         self.connection.close()
-        self.process.kill()
-        self.process.join()
-
-
-def _context() -> Any:
-    """Processes forked from one that has imported all they need, and nothing else: they start at once and share
-    memory. Where that is not to be had, each starts afresh."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "cclnet.deploy.serve.reading"])
-    return context
-
-
-def get_ready_to_start() -> None:
-    """Begin to import what the processes need, without waiting for it."""
-    if _context().get_start_method() == "forkserver":
-        from multiprocessing import forkserver
-
-        forkserver.ensure_running()
+        self.nursery.end(self.pid)

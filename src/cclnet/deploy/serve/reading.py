@@ -10,10 +10,8 @@ import base64
 import io
 import json
 import logging
-import signal
 import sys
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -51,6 +49,14 @@ class Reader:
     crop: tuple[int, int]
     limits: Limits
     kept_in: Path | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "kept_in": None if self.kept_in is None else str(self.kept_in.resolve())}
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Reader:
+        kept_in = None if told["kept_in"] is None else Path(told["kept_in"])
+        return cls(told["short_side"], tuple(told["crop"]), Limits(**told["limits"]), kept_in)
 
 
 @dataclass(frozen=True)
@@ -108,12 +114,10 @@ def _picture(content: bytes, limits: Limits) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def work(connection: Connection, reader: Reader) -> None:
-    """The life of a process: read what is asked for until the other side is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then closes the connection
-    with suppress(ImportError):  # without torch images are resized to the same bits, three times as slowly
-        import torch
-
+def work(connection: Connection) -> None:
+    """The life of a process: learn how to read, then read what is asked for until the other side is gone."""
+    reader = Reader.from_json(json.loads(connection.recv_bytes()))
+    if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
     _limit_memory(reader.limits)
     _warm_up(reader)

@@ -17,7 +17,7 @@ from cclnet.deploy.serve.app import create_app
 from cclnet.deploy.serve.examples import read_examples
 from cclnet.deploy.serve.guard import HEADER_BYTES, check_token, is_address
 from cclnet.deploy.serve.limits import Limits
-from cclnet.deploy.serve.processes import get_ready_to_start
+from cclnet.deploy.serve.nursery import Nursery
 from cclnet.deploy.serve.service import ServeSettings, has_heat_maps
 from cclnet.errors import InputError
 from cclnet.files import make_folder
@@ -57,9 +57,7 @@ def serve(
     if largest_batch < 1 or (readers is not None and readers < 1):
         raise InputError(f"batch and readers must be at least 1; got {largest_batch} and {readers}.")
     token = check_token(token, host, allowed_hosts)
-    listening = listen(host, port)
-    get_ready_to_start()  # takes as long as loading the model, so beside it
-    with listening:
+    with listen(host, port) as listening, Nursery() as nursery:  # which imports while the model is loaded
         model = load_to_serve(run, device, engine)
         pictures, note = read_examples(model.folder, model.classes, model.multilabel, data) if examples else ({}, "")
         settings = ServeSettings(
@@ -75,7 +73,9 @@ def serve(
             for line in _greeting(model, settings, _address(listening), token, note):
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-        app = create_app(model, settings, host=host, allowed_hosts=allowed_hosts, token=token, ready=greet)
+        app = create_app(
+            model, settings, host=host, allowed_hosts=allowed_hosts, token=token, nursery=nursery, ready=greet
+        )
         with suppress(KeyboardInterrupt):  # it has finished what it was answering, and is to end like that
             make_server(app).run(sockets=[listening])
 

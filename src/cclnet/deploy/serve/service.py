@@ -19,6 +19,7 @@ from cclnet.deploy.serve.answers import Answer, make_answer
 from cclnet.deploy.serve.batching import Batcher
 from cclnet.deploy.serve.limits import Limits, busy
 from cclnet.deploy.serve.metrics import Metrics
+from cclnet.deploy.serve.nursery import Nursery
 from cclnet.deploy.serve.processes import ReadingProcesses
 from cclnet.deploy.serve.reading import Reader
 from cclnet.deploy.serve.uploads import read_body
@@ -26,6 +27,7 @@ from cclnet.errors import InputError
 
 Item = tuple[npt.NDArray[np.uint8], bool]  # a prepared image, and whether its heat map is wanted
 Found = tuple[npt.NDArray[np.float64], npt.NDArray[np.float32] | None]  # probabilities [K], heat [h', w']
+LANES = 2  # batches in the network at once
 log = logging.getLogger(__name__)
 
 
@@ -53,8 +55,8 @@ class ServeSettings:
 class Service:
     """A model at work. To be started and closed inside a running event loop."""
 
-    def __init__(self, model: Model, settings: ServeSettings, metrics: Metrics) -> None:
-        self.model, self.settings, self.metrics = model, settings, metrics
+    def __init__(self, model: Model, settings: ServeSettings, metrics: Metrics, nursery: Nursery | None = None) -> None:
+        self.model, self.settings, self.metrics, self.nursery = model, settings, metrics, nursery
         self.heat_maps = has_heat_maps(model)
         self.curve = held_out_curve(model)
 
@@ -64,8 +66,8 @@ class Service:
         reader = Reader(description.short_side, description.crop, settings.limits, settings.kept_in)
         loop = asyncio.get_running_loop()
         self.places = asyncio.Semaphore(settings.limits.in_memory)
-        self.reading = await loop.run_in_executor(None, ReadingProcesses, reader, settings.readers)
-        self.batcher: Batcher[Item, Found] = Batcher(self.run, settings.largest_batch, self.saw)
+        self.reading = await loop.run_in_executor(None, ReadingProcesses, reader, settings.readers, self.nursery)
+        self.batcher: Batcher[Item, Found] = Batcher(self.run, settings.largest_batch, LANES, self.saw)
         self.batcher.start()
 
     async def close(self) -> None:
