@@ -20,6 +20,7 @@ from cclnet.jobs.runner import run_jobs
 from cclnet.jobs.show import Show
 from cclnet.report import write_comparison
 from cclnet.report.comparison_table import comparison_table, in_markdown
+from cclnet.report.words import count_text
 from cclnet.training.settings import Settings
 
 BASELINES = ("hard", "bce")  # what all others are compared with unless told otherwise, where it takes part
@@ -92,7 +93,7 @@ def _prepare(request: Request, console: Console) -> Sequence[Contestant]:
     if not contestants:
         raise InputError("there is no method for this kind of labels.")
     check_contestants([_with_own_settings(request.settings, c) for c in contestants], table)
-    runs = f"{len(contestants)} methods, {len(request.seeds)} seeds each"
+    runs = f"{count_text(len(contestants), 'method')}, {count_text(len(request.seeds), 'seed')} each"
     console.print(f"{runs}, {len(table):,} images of {table.num_classes} classes.", highlight=False)
     for reason in left_out:
         console.print(f"left out: {reason}", highlight=False, markup=False)
