@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from cclnet.deploy.description import Description
 from cclnet.deploy.model import Model
 from cclnet.deploy.serve.app import create_app
 from cclnet.deploy.serve.limits import Limits
+from cclnet.deploy.serve.nursery import Nursery
 from cclnet.deploy.serve.server import listen, make_server
 from cclnet.deploy.serve.service import ServeSettings
 from cclnet.errors import InputError
@@ -73,6 +76,14 @@ def image_bytes(colour: Any = (200, 20, 10), size: tuple[int, int] = (40, 30), k
     return file.getvalue()
 
 
+@cache
+def nursery() -> Nursery:
+    """One for all servers of a test process: what it imports takes a while."""
+    made = Nursery()
+    atexit.register(made.close)
+    return made
+
+
 @contextmanager
 def running(app: FastAPI) -> Iterator[str]:
     """The application behind a real server on this machine; gives its address."""
@@ -99,5 +110,7 @@ def serving(
     """A server of the colour model; gives its address."""
     names = {"allowed_hosts": settings.pop("allowed_hosts", ())}
     made = ServeSettings(**{"name": "colours", "limits": LIMITS, "readers": 1, **settings})
-    with running(create_app(colour_model(folder, **(model or {})), made, token=token, **names)) as address:
+    with running(
+        create_app(colour_model(folder, **(model or {})), made, token=token, nursery=nursery(), **names)
+    ) as address:
         yield address

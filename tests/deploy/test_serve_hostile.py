@@ -13,7 +13,7 @@ from dataclasses import replace
 import httpx
 import pytest
 from hostile import Hostile, dicom_bomb, hostile_uploads
-from served import LIMITS, image_bytes, serving
+from served import LIMITS, image_bytes, nursery, serving
 
 from cclnet.deploy.serve.limits import Limits, Refused
 from cclnet.deploy.serve.processes import ReadingProcesses
@@ -70,7 +70,7 @@ def test_a_bomb_meets_the_limit_of_memory() -> None:
     pytest.importorskip("pydicom", reason="no pydicom to set the bomb off")
     if sys.platform != "linux":
         pytest.skip("memory is limited on Linux alone")
-    processes = ReadingProcesses(replace(READER, limits=replace(LIMITS, pixels=1000)), 1)
+    processes = ReadingProcesses(replace(READER, limits=replace(LIMITS, pixels=1000)), 1, nursery())
     with pytest.raises(Refused, match="Unable to allocate"):
         read(processes, dicom_bomb(900 * 2**20))
     processes.close()
@@ -82,7 +82,7 @@ def read(processes: ReadingProcesses, content: bytes) -> bytes:
 
 @pytest.fixture
 def processes() -> Iterator[ReadingProcesses]:
-    made = ReadingProcesses(READER, 1)
+    made = ReadingProcesses(READER, 1, nursery())
     yield made
     made.close()
 

@@ -22,6 +22,7 @@ class ReadingProcesses:
 
     def __init__(self, reader: Reader, count: int, nursery: Nursery | None = None) -> None:
         self._nursery = nursery or Nursery()
+        self._own_nursery = nursery is None  # one that was lent goes on
         self._seconds = reader.limits.seconds
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="reading")  # each waits for one process
         self._idle: SimpleQueue[_Process] = SimpleQueue()
@@ -50,7 +51,8 @@ class ReadingProcesses:
         self._threads.shutdown(cancel_futures=True)
         for process in self._processes:
             process.stop()
-        self._nursery.close()
+        if self._own_nursery:
+            self._nursery.close()
 
 
 class _Process:
