@@ -34,7 +34,7 @@ def test_the_api_keeps_its_promises(case: Any, address: str) -> None:
     case.call_and_validate(
         base_url=address,
         headers={"Authorization": f"Bearer {TOKEN}"},
-        # That bytes are an image no schema can say, so random ones may be refused; and the token is put in above where a
-        # case leaves it out to see whether it is missed (`ignored_auth` does that by itself).
+        # That bytes are an image no schema can say, so random ones may be refused; and the token is put in above where
+        # a case leaves it out to see whether it is missed (`ignored_auth` does that by itself).
         excluded_checks=[schemathesis.checks.positive_data_acceptance, schemathesis.checks.negative_data_rejection],
     )
