@@ -201,7 +201,8 @@ def test_many_images_are_worth_converting_a_run(run: Path, monkeypatch: pytest.M
 def test_notes_and_refusals_of_the_command(run: Path, tmp_path: Path) -> None:
     (path,) = write_images(tmp_path, 1)
     uncalibrated = write_run(tmp_path / "uncalibrated", temperature=None)
-    code, said = command(uncalibrated, path, "--out", tmp_path / "out.csv", "--risk", 0.3)
+    code, said = command(uncalibrated, path, "--out", tmp_path / "new" / "out.csv", "--risk", 0.3)
+    assert (tmp_path / "new" / "out.csv").is_file()
     assert code == 0 and "no temperature was fitted" in said and "abstains below a confidence of" in said
     with pytest.raises(InputError, match="holds the run's own predictions"):
         command(run, path, "--out", run / "predictions.csv")

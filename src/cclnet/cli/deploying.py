@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cclnet.errors import InputError
+from cclnet.files import make_folder
 
 RunOrExport = Annotated[Path, typer.Argument(help="A run folder, or what `cclnet export` wrote.")]
 
@@ -38,9 +39,11 @@ def predict(
 
     if out.resolve() == (run / "predictions.csv").resolve():
         raise InputError(f"{out} holds the run's own predictions, which its scores come from: choose another --out.")
+    make_folder(out.parent)  # now, and not after an hour of predicting
     inputs = gather(images, image_column)
-    model = predicting.open_model(run, len(inputs), device, engine)
     console = Console(stderr=True)
+    with console.status("Loading the model"):
+        model = predicting.open_model(run, len(inputs), device, engine)
     if model.temperature is None:
         console.print("[yellow]note:[/yellow] no temperature was fitted, so probabilities are as trained. "
                       "`cclnet evaluate` fits one.", highlight=False)  # fmt: skip
@@ -78,8 +81,9 @@ def export(
     from cclnet.deploy.export import FORMATS
     from cclnet.deploy.export import export as write_export
 
-    folder = write_export(run, format, out, licence)
     console = Console(stderr=True)
+    with console.status(f"Exporting to {FORMATS.get(format, format)} and holding it against PyTorch"):
+        folder = write_export(run, format, out, licence)
     if not (run / "scores.json").is_file():
         console.print("[yellow]note:[/yellow] the run has not been judged: its card tells no scores, and there may be "
                       "no temperature. `cclnet evaluate` it, then export again.", highlight=False)  # fmt: skip
