@@ -73,8 +73,8 @@ def write_run(
 
 @torch.no_grad()
 def _as_if_trained(model: Any, crop: int) -> None:
-    """Statistics of batch norm from data, and a classifier that tells images apart: a fresh network does not. Norms that
-    leave most units alive, for a deep random network is else chaotic: every rounding grows from layer to layer."""
+    """Statistics of batch norm from data, and a classifier that tells images apart: a fresh network does not. Norms
+    that leave most units alive, for a deep random network is else chaotic: every rounding grows from layer to layer."""
     norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = None  # the mean over all batches
