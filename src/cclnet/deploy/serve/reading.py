@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import sys
+import warnings
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -119,6 +120,9 @@ def work(connection: Connection) -> None:
     reader = Reader.from_json(json.loads(connection.recv_bytes()))
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+    # What is odd about a file is told to its sender; whoever runs this need not read it.
+    warnings.simplefilter("ignore")
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     _limit_memory(reader.limits)
     _warm_up(reader)
     connection.send_bytes(b"ready")
