@@ -38,13 +38,15 @@ class OnnxEngine:
 
     name = "onnx"
 
-    def __init__(self, model: Path | bytes, description: Description, device: str = "auto") -> None:
+    def __init__(
+        self, model: Path | bytes, description: Description, device: str = "auto", threads: int | None = None
+    ) -> None:
         try:
             import onnxruntime
         except ImportError as error:
             raise InputError("ONNX models need onnxruntime: pip install 'cclnet[export]'") from error
         settings = onnxruntime.SessionOptions()
-        settings.intra_op_num_threads = available_cores()
+        settings.intra_op_num_threads = threads or available_cores()
         settings.log_severity_level = 3
         # Threads that wait for work give their core to others: those decode the next images.
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")

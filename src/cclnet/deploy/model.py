@@ -176,7 +176,7 @@ class Model:
         return self.classes[int(row.argmax())]
 
 
-def load(path: str | Path, device: str = "auto", engine: str = "auto") -> Model:
+def load(path: str | Path, device: str = "auto", engine: str = "auto", threads: int | None = None) -> Model:
     """A model from a run folder, or from what ``cclnet export`` wrote (the folder, model.onnx or model.safetensors).
 
     No pickle is ever loaded: weights are .safetensors, programs are ONNX, and model.json is checked. ``torch.export``
@@ -186,6 +186,7 @@ def load(path: str | Path, device: str = "auto", engine: str = "auto") -> Model:
         device: "auto" (the GPU where there is one), "cpu", "cuda".
         engine: "torch"; "onnx" (needs onnxruntime; a run folder is converted first, which takes seconds); or "auto":
             the one that the file is for, and where there are both ONNX on a CPU, torch on a GPU.
+        threads: that ONNX Runtime may use for one batch. Default: one a core.
     """
     path = Path(path).expanduser()
     if engine not in ("auto", *FILES):
@@ -194,7 +195,7 @@ def load(path: str | Path, device: str = "auto", engine: str = "auto") -> Model:
     description = read_description(folder / "model.json")
     chosen = _choose(there, engine, device)
     correlation = _read_correlation(folder, description)
-    return Model(description, _start(folder, chosen, there, description, device), folder, correlation)
+    return Model(description, _start(folder, chosen, there, description, device, threads), folder, correlation)
 
 
 def _files_of(path: Path) -> tuple[Path, set[str]]:
@@ -237,9 +238,11 @@ def _choose(there: set[str], engine: str, device: str) -> str:
     return "torch" if torch_device(device) != "cpu" else "onnx"
 
 
-def _start(folder: Path, engine: str, there: set[str], description: Description, device: str) -> Engine:
+def _start(
+    folder: Path, engine: str, there: set[str], description: Description, device: str, threads: int | None
+) -> Engine:
     if engine in there and engine == "onnx":
-        return OnnxEngine(folder / FILES["onnx"], description, device)
+        return OnnxEngine(folder / FILES["onnx"], description, device, threads)
     from cclnet.deploy.weights import read_shipped
 
     shipped = read_shipped(folder / FILES["torch"], description)
@@ -248,7 +251,7 @@ def _start(folder: Path, engine: str, there: set[str], description: Description,
     from cclnet.deploy.programs import onnx_program
     from cclnet.deploy.selfcheck import check, check_images
 
-    converted = OnnxEngine(onnx_program(shipped, description), description, device)
+    converted = OnnxEngine(onnx_program(shipped, description), description, device, threads)
     check(shipped, check_images(description.crop), converted.run_all, "the converted model")
     return converted
 

@@ -18,7 +18,7 @@ from cclnet.deploy.serve.examples import read_examples
 from cclnet.deploy.serve.guard import HEADER_BYTES, check_token, is_address
 from cclnet.deploy.serve.limits import Limits
 from cclnet.deploy.serve.nursery import Nursery
-from cclnet.deploy.serve.service import ServeSettings, has_heat_maps
+from cclnet.deploy.serve.service import LANES, ServeSettings, has_heat_maps
 from cclnet.errors import InputError
 from cclnet.files import make_folder
 
@@ -100,14 +100,16 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
 def load_to_serve(run: str | Path, device: str, engine: str) -> Model:
     """The model in the engine that suits the machine: torch on a GPU, ONNX Runtime on a CPU, which is faster there.
 
-    A network whose heat maps only torch can make stays in torch, if the choice was left open.
+    A network whose heat maps only torch can make stays in torch, if the choice was left open. The batches that are in
+    the network at once share the cores: each with all of them would only get in the way of the other.
     """
+    threads = max(1, available_cores() // LANES)
     if engine != "auto":
-        return load(run, device, engine)
-    model = load(run, device)
+        return load(run, device, engine, threads)
+    model = load(run, device, threads=threads)
     if model.engine == "onnx" or model.device != "cpu" or not importlib.util.find_spec("onnxruntime"):
         return model
-    faster = load(run, device, "onnx")
+    faster = load(run, device, "onnx", threads)
     return faster if has_heat_maps(faster) or not has_heat_maps(model) else model
 
 
