@@ -52,10 +52,10 @@ def any_of(table: Tensor, marks: Tensor) -> Tensor:
     ``t_k = 1 − Π_j (1 − m_j p_jk)``: each class that is there is taken for class k with probability p_jk, and t_k is
     the chance that any of them is. One label alone gives its row, no label zeros, and no further label lowers any.
 
-    >>> table = torch.tensor([[0.8, 0.2, 0.0], [0.1, 0.9, 0.0], [0.0, 0.0, 1.0]])
+    >>> table = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
     >>> any_of(table, torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))
-    tensor([[0.8000, 0.2000, 0.0000],
-            [0.8200, 0.9200, 0.0000]])
+    tensor([[0.8000, 0.1000, 0.1000],
+            [0.8200, 0.8200, 0.1900]])
     """
     # By logarithms, so that a small p keeps all its digits.
     return -torch.expm1(torch.log1p(-marks.to(table.dtype)[:, :, None] * table).sum(dim=1))
