@@ -224,15 +224,16 @@ def tune_grid(results: Sequence[Result]) -> Grid:
         settings = result.content["settings"]
         jitter = "/".join(f"{settings['augment'][n]:g}" for n in ("brightness", "contrast", "saturation", "hue"))
         clip = f"{settings['clip']:g}" if settings["clip"] else "none"
+        drops = ", ".join(f"{drop * settings['epochs']:.0f}" for drop in settings["drops"])
         scores = [(number(result.value(n)), _interval(*(result.content["scores"][n][e] for e in ("low", "high"))))
                   for n in CHOSEN_BY]  # fmt: skip
         names = ((result.cell.variant,), (str(result.cell.seed),))
-        rows.append((*names, (str(settings["epochs"]),), (jitter,), (clip,), *scores))
+        rows.append((*names, (str(settings["epochs"]),), (drops,), (jitter,), (clip,), *scores))
     return Grid(
         "Open choices, for hard labels on ResNet-18",
         "Trained on 80% of the training part of the paper's split and judged on the rest of it, by lesion; nothing of "
         "what the tables report was looked at. Best balanced accuracy first.",
-        ("Candidate", "Seed", "Epochs", "Jitter", "Clip", *(HEADS[n] for n in CHOSEN_BY)),
+        ("Candidate", "Seed", "Epochs", "Drops at", "Jitter", "Clip", *(HEADS[n] for n in CHOSEN_BY)),
         tuple(rows),
         names=2,
     )
