@@ -26,7 +26,7 @@ def evaluate(
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or predictions.csv files.")],
-    out: Annotated[Path, typer.Option(help="The folder to write comparison.html, .md and .json into.")],
+    out: Annotated[Path, typer.Option(help="The folder to write comparison.html, .md and .json, and scores.md into.")],
     against: Annotated[str | None, typer.Option(help="Compare every method with this one. Default: all pairs.")] = None,
     primary: Annotated[str | None, typer.Option(help="The score the verdict speaks of. Default: accuracy.")] = None,
     draws: Annotated[int, typer.Option(min=1, help="Bootstrap draws behind the intervals.")] = 1000,

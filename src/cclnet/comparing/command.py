@@ -13,13 +13,13 @@ from rich.console import Console
 from cclnet.comparing.contestants import Contestant, all_that_fit, check_contestants
 from cclnet.errors import InputError, unknown
 from cclnet.evaluation.compare import compare
-from cclnet.files import make_folder, write_whole
+from cclnet.files import make_folder
 from cclnet.jobs.job import Job, Work
 from cclnet.jobs.outcome import Outcome
 from cclnet.jobs.runner import run_jobs
 from cclnet.jobs.show import Show
 from cclnet.report import write_comparison
-from cclnet.report.comparison_table import comparison_table, in_markdown
+from cclnet.report.comparison_table import comparison_table
 from cclnet.report.words import count_text
 from cclnet.training.settings import Settings
 
@@ -143,7 +143,6 @@ def _compare(
         for run in method["runs"]:
             run["path"] = Path(run["path"]).name  # beside the comparison, wherever that is taken
     page = write_comparison(request.results, compared)
-    write_whole(page.with_name("scores.md"), in_markdown(compared))
     console.print(comparison_table(compared))
     for warning in compared["warnings"]:
         console.print(f"note: {warning}", style="yellow", highlight=False, markup=False)

@@ -74,7 +74,8 @@ def _by_model(runs: list[Run]) -> tuple[list[Group], list[str]]:
         alike.setdefault(key, []).append(run)
     groups: list[Group] = []
     warnings = []
-    shared = Counter(_short_name(members[0]) for members in alike.values())
+    several_backbones = len({run.model["backbone"] for run in runs if run.model}) > 1
+    shared = Counter(_name(members[0], several_backbones) for members in alike.values())
     for members in alike.values():
         repeated = [str(seed) for seed, count in Counter(run.seed for run in members).items() if count > 1]
         if repeated:  # the same seed twice is no repetition: something else was changed
@@ -84,19 +85,20 @@ def _by_model(runs: list[Run]) -> tuple[list[Group], list[str]]:
             )
             groups += [_group(run.name, [run]) for run in members]
         else:
-            short = _short_name(members[0])
-            groups.append(_group(short if shared[short] == 1 else _long_name(members[0]), members))
+            name = _name(members[0], several_backbones)
+            if shared[name] > 1:
+                name = _name(members[0], several_backbones, with_settings=True)
+            groups.append(_group(name, members))
     return groups, warnings
 
 
-def _short_name(run: Run) -> str:
-    return f"{run.model['method']}, {run.model['backbone']}" if run.model else run.name
-
-
-def _long_name(run: Run) -> str:
-    model = run.model or {}
-    settings = ", ".join(f"{name}={value}" for name, value in (model.get("method_settings") or {}).items())
-    return f"{model['method']} ({settings or 'defaults'}), {model['backbone']}"
+def _name(run: Run, with_backbone: bool, with_settings: bool = False) -> str:
+    """Its method, and of what else tells it from the others as much as is needed."""
+    if not run.model:
+        return run.name
+    settings = ", ".join(f"{name}={value}" for name, value in (run.model.get("method_settings") or {}).items())
+    name = f"{run.model['method']} ({settings or 'defaults'})" if with_settings else run.model["method"]
+    return f"{name}, {run.model['backbone']}" if with_backbone else name
 
 
 def _setting_warnings(group: Group) -> list[str]:

@@ -1,4 +1,4 @@
-"""The report of a comparison: comparison.html, and the same as comparison.md and comparison.json."""
+"""The report of a comparison: comparison.html, the same as comparison.md and comparison.json, and a table of scores."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from cclnet.files import make_folder, write_whole
 from cclnet.report.comparison_figures import differences, seed_points
+from cclnet.report.comparison_table import in_markdown
 from cclnet.report.heat import HeatTable, agreement_table, soft_label_table
 from cclnet.report.page import render
 from cclnet.report.summary import judged_on
@@ -20,7 +21,7 @@ MOST_MATRICES = 12  # shown side by side; the agreement is of all
 
 
 def write_comparison(out: str | Path, compared: Compared) -> Path:
-    """Write comparison.html, comparison.md and comparison.json into a folder; returns the path of the page.
+    """Write comparison.html, .md and .json, and scores.md (a row a method) into a folder; returns the path of the page.
 
     Args:
         out: the folder to write into, made if need be.
@@ -30,6 +31,7 @@ def write_comparison(out: str | Path, compared: Compared) -> Path:
     content = comparison_content(compared)
     write_whole(folder / "comparison.json", json.dumps(compared, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     write_whole(folder / "comparison.md", render("comparison.md", **content))
+    write_whole(folder / "scores.md", in_markdown(compared))
     write_whole(folder / "comparison.html", render("comparison.html", **content))
     return folder / "comparison.html"
 
