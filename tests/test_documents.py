@@ -35,6 +35,7 @@ def test_the_planted_table_is_that_of_the_results() -> None:
     [
         ("methods.md", "methods planted", "methods_planted/scores.md", "Not run yet."),
         ("methods.md", "methods isic2018", "methods_isic2018/scores.md", "Not run yet."),
+        ("multilabel.md", "multilabel", "multilabel.md", ""),
         ("data.md", "decode", "data.md", "Not measured yet."),
     ],
 )
