@@ -37,6 +37,7 @@ from cclnet.evaluation.judge import judge
 from cclnet.evaluation.weighted import confusion_scores, decision_statistic
 from cclnet.files import write_whole
 from cclnet.predictions import Predictions, write_predictions
+from cclnet.report.picture import save_picture
 
 SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "macro_jaccard")
 CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
@@ -221,7 +222,7 @@ def main() -> None:
     results["seconds"] = time.perf_counter() - start
     options.out.mkdir(parents=True, exist_ok=True)
     write_whole(options.out / "statistics.json", json.dumps(results, indent=1) + "\n")
-    write_whole(options.out / "statistics.png", lambda file: figure(results).savefig(file, dpi=130, format="png"))
+    save_picture(figure(results), options.out / "statistics.png", dots=130)
     print(json.dumps(results, indent=1))
 
 

@@ -28,6 +28,7 @@ import torch
 from cclnet.data.synthetic import SyntheticSettings, planted_similarity
 from cclnet.evaluation.correlation import agreement, rarity_agreement
 from cclnet.files import write_whole
+from cclnet.report.picture import save_picture
 from cclnet.reproduce.pages import fill_markers
 from cclnet.training.loop import train
 from cclnet.training.run_folder import versions
@@ -179,7 +180,7 @@ def figure(runs: Sequence[dict[str, Any]], path: Path) -> None:
         axes[row, 0].set_ylabel(f"{method}\nrank correlation")
     axes[0, 0].set_ylim(-0.5, 1.0)
     drawing.suptitle("What the matrix follows: looks (blue) or class rarity (red); a line a seed, a dot where held")
-    drawing.savefig(path, dpi=100, metadata={"Software": None})
+    save_picture(drawing, path, dots=100)
 
 
 def _curve(axis: Any, run: dict[str, Any], key: str, colour: str) -> None:

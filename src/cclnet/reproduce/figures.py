@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cclnet.evaluation.correlation import agreement
 from cclnet.functional import collapse_point
+from cclnet.report.picture import save_picture
 from cclnet.reproduce.experiments import DRIFT_RATES, NEVER, Cell
 from cclnet.reproduce.looks_figure import looks_figure
 from cclnet.reproduce.paper import BACKBONES, TABLE2
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN_RATES = (0.0005, 0.005, 0.05)
-DOTS = 110  # an inch: readable, and well below 300 kB a figure
 
 
 def write_figures(results: Path) -> list[Path]:
@@ -37,8 +37,7 @@ def write_figures(results: Path) -> list[Path]:
         if figure is not None:
             folder = results / "figures"
             folder.mkdir(parents=True, exist_ok=True)
-            # Without the version of matplotlib in it the same results give the same file.
-            figure.savefig(folder / f"{name}.png", dpi=DOTS, metadata={"Software": None})
+            save_picture(figure, folder / f"{name}.png")
             paths.append(folder / f"{name}.png")
     return paths
 
