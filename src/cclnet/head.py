@@ -94,6 +94,11 @@ class CCLHead(nn.Module):
         power = torch.where(self.frozen_flag, self.sharpen, 1.0)
         return functional.soft_labels(self.dictionary.detach(), self.temperature / power)
 
+    @property
+    def collapse_softness(self) -> float:
+        """The softness where all pairs of classes have come to the margin, before any sharpening."""
+        return functional.collapse_point(len(self.live_dictionary), self.margin / self.temperature)[1]
+
     def softness(self) -> Tensor:
         """Mean probability of the own class in ``soft_labels()``."""
         return functional.softness(self.soft_labels())

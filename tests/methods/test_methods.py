@@ -58,6 +58,24 @@ def _as_told(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value).lower()
 
 
+@pytest.mark.parametrize("settings", [{}, {"margin": 1.0}, {"margin": 1.0, "temperature": 0.5}])
+@pytest.mark.parametrize("name", ["ccl", "ccl-balanced"])
+def test_a_dictionary_with_all_classes_at_the_margin_has_the_collapse_softness(
+    name: str, settings: dict[str, float]
+) -> None:
+    method = build_method(name, CLASSES, {"widths": (8,), **settings})
+    angle = 1.0 - settings.get("margin", 2.0) / 2.0  # the cosine of two unit vectors at that squared distance
+    corners = torch.linalg.cholesky(torch.full((3, 3), angle) + (1.0 - angle) * torch.eye(3))
+    with torch.no_grad():
+        method.head.live_dictionary.copy_(F.pad(corners, (0, 5)))
+    assert method.collapse_softness == pytest.approx(float(method.head.softness()), abs=1e-6)
+
+
+def test_without_a_dictionary_there_is_nothing_to_collapse() -> None:
+    for name in ("hard", "lsr", "ols", "mbls", "ccl-centroid"):
+        assert build_method(name, CLASSES).collapse_softness is None
+
+
 def test_hard_is_cross_entropy() -> None:
     features, logits, labels = batch()
     torch.testing.assert_close(

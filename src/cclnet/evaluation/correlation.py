@@ -15,7 +15,6 @@ import numpy.typing as npt
 from scipy import stats
 
 from cclnet.errors import InputError
-from cclnet.functional import collapse_point
 from cclnet.predictions import Floats
 
 
@@ -116,7 +115,7 @@ def summary(
     return {
         "matrix": matrix.tolist(),
         "softness": float(own.mean()),
-        "collapse_softness": collapse_point(len(classes))[1] if collapse_softness is None else collapse_softness,
+        "collapse_softness": collapse_softness,
         "uniform_smoothing": {
             "epsilon": epsilon,
             "distance_mean": float(distance.mean()),

@@ -76,7 +76,7 @@ correlation::
     {
       "matrix": [[...]],                    # K x K, row k the soft label of class k
       "softness": 0.41,                     # mean of the diagonal
-      "collapse_softness": 0.5519,          # where an overfitted dictionary ends (from model.json, else margin 2)
+      "collapse_softness": 0.5519 | null,   # where an overfitted dictionary ends; null for methods without one
       "uniform_smoothing": {"epsilon": 0.69, "distance_mean": 0.07, "distance_max": 0.12},   # total variation of rows
                                             # from uniform label smoothing of the same softness
       "per_class": [{"class": "MEL", "softness": 0.40, "most_alike": "NV", "weight": 0.13}],

@@ -69,6 +69,11 @@ class Method(nn.Module):
         """Called once after each epoch; returns what is worth logging."""
         return {}
 
+    @property
+    def collapse_softness(self) -> float | None:
+        """The softness of a dictionary that has pushed all classes equally far apart; None where there is none."""
+        return None
+
 
 def check_kl_weight(kl_weight: float) -> float:
     """The weight of ``KL(p_y ‖ q)`` beside ``CE(q, y)``: 0 leaves hard labels alone."""

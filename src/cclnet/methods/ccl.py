@@ -58,3 +58,7 @@ class CCL(Method):
 
     def end_epoch(self) -> dict[str, float]:
         return self.head.end_epoch()
+
+    @property
+    def collapse_softness(self) -> float:
+        return self.head.collapse_softness

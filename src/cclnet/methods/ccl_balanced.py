@@ -80,6 +80,10 @@ class CCLBalanced(Method):
     def end_epoch(self) -> dict[str, float]:
         return self.head.end_epoch()
 
+    @property
+    def collapse_softness(self) -> float:
+        return self.head.collapse_softness
+
 
 class PartingHead(CCLHead):
     """A CCL head that is frozen once the share ``parted`` of all pairs of classes has come to the margin, counted from

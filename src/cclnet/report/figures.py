@@ -141,8 +141,8 @@ def softness(records: Records, collapse: float | None) -> Figure | None:
     level = [collapse] if learned and collapse is not None else []
     words = [f"Softness over {len(records)} epochs, from {points[0][1]:.3f} to {points[-1][1]:.3f}."]
     words += [f"The collapse point is {level[0]:.3f}."] if level else []
-    words += [f"The dictionary was frozen at epoch {frozen:.0f}."] if frozen is not None else []
-    words += ["The dictionary was never frozen."] if learned and frozen is None else []
+    words += [f"The soft labels were frozen at epoch {frozen:.0f}."] if frozen is not None else []
+    words += ["The soft labels were never frozen."] if learned and frozen is None else []
     values = [value for _, value in points] + level
     span = [max(values) - 0.1]  # a change in the fourth decimal is no slope
     chart = Chart(_epochs(records), Axis.around(values + span, ""), " ".join(words))

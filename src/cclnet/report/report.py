@@ -128,8 +128,12 @@ def _correlation_words(judged: Judged) -> list[str]:
     c = judged["correlation"]
     uniform = c["uniform_smoothing"]
     lines = [
-        f"Softness {c['softness']:.3f}: the mean weight a soft label leaves on its own class. A dictionary that "
-        f"has learned nothing ends at the collapse point, {c['collapse_softness']:.3f}.",
+        f"Softness {c['softness']:.3f}: the mean weight a soft label leaves on its own class."
+        + (
+            f" A dictionary that has learned nothing ends at the collapse point, {c['collapse_softness']:.3f}."
+            if c["collapse_softness"] is not None
+            else ""
+        ),
         f"Uniform label smoothing of the same softness (epsilon {uniform['epsilon']:.3f}) differs from these labels in "
         f"{uniform['distance_mean']:.1%} of the weight on average, {uniform['distance_max']:.1%} at most: the less, "
         "the less the matrix knows about the classes.",

@@ -88,7 +88,9 @@ def _matrix_table(classes: Sequence[str], correlation: Mapping[str, Any]) -> Tab
 
 def _correlation_words(judged: Mapping[str, Any]) -> str:
     correlation = judged["correlation"]
-    words = f"softness {correlation['softness']:.3f}, collapse point {correlation['collapse_softness']:.3f}"
+    words = f"softness {correlation['softness']:.3f}"
+    if correlation["collapse_softness"] is not None:
+        words += f", collapse point {correlation['collapse_softness']:.3f}"
     data = (judged["model"] or {}).get("trained", {}).get("data", "")
     if data.partition(":")[0] == "synthetic":
         from cclnet.data.synthetic import planted_similarity

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from cclnet.errors import InputError, NotFinite
-from cclnet.functional import collapse_point
 from cclnet.network import CCLNet, Classifier
 from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_latest
 from cclnet.training.compiled import compiled
@@ -242,11 +241,7 @@ class Training:
             group["lr"] = group["initial_lr"] * factor
 
     def _words(self, record: dict[str, Any]) -> str:
-        return softness_in_words(record, self._collapse_softness())
-
-    def _collapse_softness(self) -> float:
-        margin = self.settings.method_settings.get("margin", 2.0)
-        return collapse_point(self.data.table.num_classes, margin)[1]
+        return softness_in_words(record, self.network.method.collapse_softness)
 
     @property
     def tested(self) -> Classifier:
@@ -270,7 +265,7 @@ class Training:
             return
         trained = {"epochs": self.epoch, "best": self.best, "seconds": round(self.seconds, 3)}
         description = describe(self.settings, self.data, self.fabric, trained)
-        description["collapse_softness"] = self._collapse_softness()
+        description["collapse_softness"] = self.network.method.collapse_softness
         write_outcome(self.run, self.data, self.network, self.tested, rows, logits, description)
 
     # ---- keeping -----------------------------------------------------------------------------------------------

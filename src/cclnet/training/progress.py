@@ -104,8 +104,13 @@ def matrix_image(matrix: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return (colours * 255).astype(np.uint8).repeat(cell, axis=0).repeat(cell, axis=1)
 
 
-def softness_in_words(logged: Mapping[str, float], collapse: float) -> str:
+def softness_in_words(logged: Mapping[str, float], collapse: float | None) -> str:
+    """
+    >>> softness_in_words({"softness": 0.44, "frozen": 1.0}, 0.5519), softness_in_words({"softness": 0.8}, None)
+    ('softness 0.440 (collapse 0.552)  frozen', 'softness 0.800')
+    """
     if "softness" not in logged:
         return ""
+    against = "" if collapse is None else f" (collapse {collapse:.3f})"
     frozen = "  frozen" if logged.get("frozen") else ""
-    return f"softness {logged['softness']:.3f} (collapse {collapse:.3f}){frozen}"
+    return f"softness {logged['softness']:.3f}{against}{frozen}"
