@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cclnet.data.decode import DecodedImages
 
 Rows = npt.NDArray[np.integer[Any]]
-CHUNK_BYTES = 2**28  # what is staged at a time on the way to the device
+CHUNK_BYTES = 2**24  # what is staged at a time on the way to the device: so little that the same memory serves again
 
 
 def cut(pixels: Tensor, starts: Tensor, strides: Tensor, height: int, width: int, out: Tensor | None = None) -> Tensor:
