@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,12 @@ def images() -> DecodedImages:
 
 @pytest.fixture(params=["resident", "streamed"])
 def store(request, images):
-    return Resident(images, np.arange(5), CPU) if request.param == "resident" else Streamed(images, CPU)
+    return arrived(Resident(images, np.arange(5), CPU)) if request.param == "resident" else Streamed(images, CPU)
+
+
+def arrived(store: Resident) -> Resident:
+    store.arrival.result(timeout=60)
+    return store
 
 
 def test_windows_are_the_pixels_of_the_image(images, store):
@@ -45,12 +52,37 @@ def test_whole_images_are_zero_outside(images, store):
 def test_resident_keeps_only_its_rows_in_any_order_and_in_chunks(images, monkeypatch):
     monkeypatch.setattr(windows, "CHUNK_BYTES", 3000)  # smaller than some images: one chunk each
     rows = np.array([3, 0, 4])
-    kept = Resident(images, rows, CPU)
+    kept = arrived(Resident(images, rows, CPU))
     held = sum(3 * SIZES[row][0] * SIZES[row][1] for row in rows)
     assert held < len(kept.pixels) <= held + 3 * 33 * 61
     got = kept.windows(rows, np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64), 20)
     for window, row in zip(got.numpy(), rows, strict=True):
         np.testing.assert_array_equal(window, images.image(row)[:20, :20])
+
+
+def test_pixels_on_their_way_are_cut_on_the_host_and_are_the_same(images, monkeypatch):
+    go = threading.Event()
+    monkeypatch.setattr(windows, "pack", lambda *args, **more: go.wait(60) and pack(*args, **more))
+    store, rows, zero = Resident(images, np.arange(5), CPU), np.array([3, 1]), np.zeros(2, dtype=np.int64)
+    assert not store.arrived()
+    with monkeypatch.context() as patch:
+        patch.setattr(windows, "pack", pack)  # what the host packs does not wait
+        early = store.windows(rows, zero, zero, 20), store.whole(rows, 40, 61)
+    go.set()
+    assert arrived(store).arrived()
+    for before, after in zip(early, (store.windows(rows, zero, zero, 20), store.whole(rows, 40, 61)), strict=True):
+        torch.testing.assert_close(before, after, rtol=0, atol=0)
+
+
+def test_pixels_that_do_not_arrive_are_an_error(images, monkeypatch):
+    def fails(*args, **more):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(windows, "pack", fails)
+    store = Resident(images, np.arange(5), CPU)
+    store.arrival.exception(timeout=60)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        store.windows(np.array([0]), np.array([0]), np.array([0]), 20)
 
 
 def test_a_window_beyond_the_buffer_is_an_error_and_not_other_pixels(images):

@@ -113,8 +113,6 @@ class Loader:
         # A CPU needs its cores for the training: one thread is far ahead of it.
         self._workers = 0 if self.resident else workers or (min(4, available_cores()) if on_gpu else 1)
         self._stream = torch.cuda.Stream(self.device) if on_gpu else None
-        if self._stream is not None:  # resident pixels may still be on their way there
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def __len__(self) -> int:
         """Batches in an epoch (of this rank)."""

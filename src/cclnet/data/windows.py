@@ -1,12 +1,15 @@
 """Windows of pixels, cut by pure copying out of the one flat buffer that holds all images.
 
 ``Resident`` keeps the pixels of a loader's rows on the device; ``Streamed`` leaves them in the memory-mapped
-file and cuts on the host. Both cut with the same function, so they give the same bytes.
+file and cuts on the host. Both cut with the same function, so they give the same bytes, and a resident store cuts on
+the host until its pixels have arrived: they travel while the network is built and compiled.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,10 +73,11 @@ def pack(images: DecodedImages, rows: Rows, room: int, pinned: bool = False) -> 
 
 
 class Resident:
-    """The pixels of ``rows`` (and no others: loaders of several parts share nothing) on the device."""
+    """The pixels of ``rows`` (and no others: loaders of several parts share nothing) on the device, or on their way."""
 
     def __init__(self, images: DecodedImages, rows: Rows, device: torch.device) -> None:
         self.device = device
+        self.on_host = Streamed(images, device)
         self.heights, self.widths = images.heights.astype(np.int64), images.widths.astype(np.int64)
         sizes = 3 * self.heights[rows] * self.widths[rows]
         ends = np.cumsum(sizes)
@@ -81,18 +85,41 @@ class Resident:
         self.starts[rows] = ends - sizes
         frame = 3 * int(self.heights[rows].max()) * int(self.widths[rows].max())
         self.pixels = torch.empty(int(ends[-1]) + frame, dtype=torch.uint8, device=device)
-        for chunk in np.split(rows, np.flatnonzero(np.diff(ends // CHUNK_BYTES)) + 1):
-            packed, _ = pack(images, chunk, room=0)
-            begin = int(self.starts[chunk[0]])
-            self.pixels[begin : begin + len(packed)].copy_(packed)
+        chunks = np.split(rows, np.flatnonzero(np.diff(ends // CHUNK_BYTES)) + 1)
+        porter = ThreadPoolExecutor(1, thread_name_prefix="pixels")
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if stream is not None:  # the memory may be that of a tensor that is still in use there
+            stream.wait_stream(torch.cuda.current_stream(device))
+        self.arrival = porter.submit(self._bring, images, chunks, stream)
+        porter.shutdown(wait=False)
+
+    def _bring(self, images: DecodedImages, chunks: Sequence[Rows], stream: torch.cuda.Stream | None) -> None:
+        """Copy the pixels to the device; they are there when this returns."""
+        with torch.cuda.stream(stream):
+            for chunk in chunks:
+                packed, _ = pack(images, chunk, room=0)
+                begin = int(self.starts[chunk[0]])
+                self.pixels[begin : begin + len(packed)].copy_(packed)
+        if stream is not None:
+            stream.synchronize()
+
+    def arrived(self) -> bool:
+        """Whether the pixels are on the device; what went wrong on the way is raised here."""
+        if self.arrival.done():
+            self.arrival.result()
+        return self.arrival.done()
 
     def windows(self, rows: Rows, top: npt.NDArray[Any], left: npt.NDArray[Any], size: int) -> Tensor:
+        if not self.arrived():
+            return self.on_host.windows(rows, top, left, size)
         strides = 3 * self.widths[rows]
         indices = np.stack((self.starts[rows] + top * strides + 3 * left, strides))
         starts, steps = upload(indices, self.device)
         return cut(self.pixels, starts, steps, size, size)
 
     def whole(self, rows: Rows, height: int, width: int) -> Tensor:
+        if not self.arrived():
+            return self.on_host.whole(rows, height, width)
         indices = np.stack((self.starts[rows], self.heights[rows], self.widths[rows]))
         starts, heights, widths = upload(indices, self.device)
         return whole(self.pixels, starts, heights, widths, height, width)
