@@ -92,6 +92,10 @@ def benchmark(
     backbones: Annotated[str, typer.Option(help="timm names, separated by commas.")] = (
         "resnet18,mobilenetv2_100,efficientnet_b0"
     ),
+    methods: Annotated[str, typer.Option(help="What to train with, separated by commas.")] = "hard,ccl",
+    parts: Annotated[str, typer.Option(help="What to measure: epochs, ceiling, reference.")] = (
+        "epochs,ceiling,reference"
+    ),
     size: Annotated[int, typer.Option(help="Side of the crop; images have a short side of 8/7 of it.")] = 224,
     batch_size: Annotated[int, typer.Option()] = 128,
     epochs: Annotated[int, typer.Option(help="Timed epochs, after one for warming up.")] = 4,
@@ -109,7 +113,14 @@ def benchmark(
     settings = make_settings(
         {"data": data or drawn, "short_side": short_side, "batch_size": batch_size, "augment": {"crop": size}}
     )
-    measured = measure(settings, backbones.split(","), epochs=epochs, accelerator=accelerator)
+    measured = measure(
+        settings,
+        backbones.split(","),
+        methods.split(","),
+        parts.split(","),
+        epochs=epochs,
+        accelerator=accelerator,
+    )
     Console().print(results_table(measured))
     if out:
         write_whole(out, json.dumps(measured, indent=1) + "\n")

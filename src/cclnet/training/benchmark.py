@@ -27,6 +27,7 @@ from rich.table import Table
 from torch import Tensor
 
 from cclnet.data.table import ImageTable
+from cclnet.errors import unknown
 from cclnet.methods import Loss
 from cclnet.training.compiled import compiled, recorded
 from cclnet.training.loop import Training, make_optimizer
@@ -34,38 +35,51 @@ from cclnet.training.prepare import PreparedData, make_fabric, make_network, pre
 from cclnet.training.run_folder import RunFolder, versions
 from cclnet.training.settings import Settings
 
+PARTS = ("epochs", "ceiling", "reference")
+METHODS = ("hard", "ccl")
+
 
 def benchmark(
-    settings: Settings, backbones: Sequence[str], epochs: int = 4, repeats: int = 5, accelerator: str = "auto"
+    settings: Settings,
+    backbones: Sequence[str],
+    methods: Sequence[str] = METHODS,
+    parts: Sequence[str] = PARTS,
+    epochs: int = 4,
+    repeats: int = 5,
+    accelerator: str = "auto",
 ) -> dict[str, Any]:
     """Measure each backbone; returns images per second and the ratios people ask about.
 
-    ``settings.data`` is any data set; ``epochs`` whole epochs are timed after one for warming up (compiling and
-    capturing happen in it), and the ceiling is the median of ``repeats`` timings.
+    ``settings.data`` is any data set; ``epochs`` whole epochs of each method are timed after one for warming up
+    (compiling and capturing happen in it), and the ceiling is the median of ``repeats`` timings. ``parts`` says what of
+    it to measure.
     """
+    for part in parts:
+        if part not in PARTS:
+            raise unknown("part of the benchmark", part, PARTS)
     console = Console(stderr=True)
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         fabric = make_fabric(settings, accelerator=accelerator)
         data = prepare_data(settings, RunFolder(scratch), fabric)
-        files = _as_files(data.table, Path(scratch) / "files")
         for backbone in backbones:
             row: dict[str, Any] = {"backbone": backbone}
-            for method in ("hard", "ccl"):
+            for method in methods if "epochs" in parts else ():
                 console.print(f"{backbone}: {method}, whole epochs …", highlight=False)
                 chosen = replace(settings, backbone=backbone, method=method, epochs=epochs + 1)
                 timed = _epochs(chosen, data, Path(scratch) / f"{backbone}-{method}", accelerator)
                 row[method] = statistics.median(timed["images_per_second"][1:])
                 row[f"{method}_epochs"] = timed["images_per_second"]
                 row[f"{method}_first_step_seconds"] = timed["first_step_seconds"]
-            console.print(f"{backbone}: ceiling …", highlight=False)
-            row["ceiling"] = _ceiling(replace(settings, backbone=backbone, method="hard"), data, repeats, accelerator)
-            console.print(f"{backbone}: reference …", highlight=False)
-            row["reference"] = _reference(replace(settings, backbone=backbone), data, files, fabric.device)
-            row["of_ceiling"] = row["hard"] / row["ceiling"]
-            row["ccl_over_hard"] = row["hard"] / row["ccl"]
-            row["over_reference"] = row["hard"] / row["reference"]
-            rows.append(row)
+            chosen = replace(settings, backbone=backbone, method="hard")
+            if "ceiling" in parts:
+                console.print(f"{backbone}: ceiling …", highlight=False)
+                row["ceiling"] = _ceiling(chosen, data, repeats, accelerator)
+            if "reference" in parts:
+                console.print(f"{backbone}: reference …", highlight=False)
+                files = _as_files(data.table, Path(scratch) / "files")
+                row["reference"] = _reference(chosen, data, files, fabric.device)
+            rows.append({**row, **_ratios(row, methods)})
     device = fabric.device
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
@@ -75,48 +89,72 @@ def benchmark(
         "settings": {
             "batch_size": settings.batch_size, "crop": settings.augment.crop, "seed": settings.seed,
             "images": len(data.rows("train")), "precision": str(fabric._precision.precision),
-            "epochs": epochs, "repeats": repeats,
+            "epochs": epochs, "repeats": repeats, "methods": list(methods),
         },
         "rows": rows,
     }  # fmt: skip
 
 
+def _ratios(row: dict[str, Any], methods: Sequence[str]) -> dict[str, float]:
+    """What the speeds of a row make together, as far as they were measured.
+
+    >>> _ratios({"hard": 90.0, "ccl": 75.0, "ceiling": 100.0}, ["hard", "ccl"])
+    {'of_ceiling': 0.9, 'ccl_over_hard': 1.2}
+    """
+    pairs = {"of_ceiling": ("hard", "ceiling"), "over_reference": ("hard", "reference")}
+    pairs.update({f"{method}_over_hard": ("hard", method) for method in methods if method != "hard"})
+    return {name: row[a] / row[b] for name, (a, b) in pairs.items() if a in row and b in row}
+
+
+def _fields(row: dict[str, Any], methods: Sequence[str]) -> list[str]:
+    """A row of figures as words: speeds, ratios, and the longest start; – for what was not measured."""
+
+    def field(key: str, form: str, unit: str = "") -> str:
+        return f"{row[key]:{form}}{unit}" if key in row else "–"
+
+    starts = [row[key] for method in methods if (key := f"{method}_first_step_seconds") in row]
+    return [
+        *(field(key, ",.0f") for key in ("ceiling", *methods, "reference")),
+        field("of_ceiling", ".2f"),
+        *(field(f"{method}_over_hard", ".3f", " x") for method in methods if method != "hard"),
+        field("over_reference", ".1f", " x"),
+        f"{max(starts):.0f} s" if starts else "–",
+    ]
+
+
+def _grid(measured: dict[str, Any]) -> list[list[str]]:
+    """Heads and rows, without columns of which nothing was measured."""
+    methods = measured["settings"].get("methods", METHODS)
+    times = [f"{method} time" for method in methods if method != "hard"]
+    heads = ["backbone", "ceiling", *methods, "DataLoader", "of ceiling", *times, "over DataLoader", "start-up"]
+    rows = [[row["backbone"], *_fields(row, methods)] for row in measured["rows"]]
+    known = [column for column in range(len(heads)) if any(row[column] != "–" for row in rows)]
+    return [[line[column] for column in known] for line in (heads, *rows)]
+
+
 def results_table(measured: dict[str, Any]) -> Table:
     """The figures as a table for the terminal."""
+    heads, *rows = _grid(measured)
     table = Table(title=f"images per second, {measured['device']}", title_justify="left")
-    names = ("ceiling", "hard", "ccl", "reference", "of ceiling", "ccl time", "over reference", "start")
-    for name in ("backbone", *names):
+    for name in heads:
         table.add_column(name, justify="left" if name == "backbone" else "right")
-    for row in measured["rows"]:
-        table.add_row(
-            row["backbone"],
-            *(f"{row[key]:,.0f}" for key in ("ceiling", "hard", "ccl", "reference")),
-            f"{row['of_ceiling']:.2f}",
-            f"{row['ccl_over_hard']:.2f}",
-            f"{row['over_reference']:.1f}",
-            f"{row['ccl_first_step_seconds']:.0f} s",
-        )
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 def markdown_table(measured: dict[str, Any]) -> str:
     """The figures as Markdown, for a document."""
     settings = measured["settings"]
+    heads, *rows = _grid(measured)
     lines = [
         f"{measured['device']}, {measured['cores']} cores, {settings['crop']} px, batch {settings['batch_size']}, "
         f"{settings['precision']}, torch {measured['versions']['torch']}, images per second:",
         "",
-        "| backbone | ceiling | hard labels | CCL | DataLoader | of ceiling | CCL time | over DataLoader | start-up |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        f"| {' | '.join(heads)} |",
+        "|---|" + "--:|" * (len(heads) - 1),
     ]
-    for row in measured["rows"]:
-        speeds = " | ".join(f"{row[key]:,.0f}" for key in ("ceiling", "hard", "ccl", "reference"))
-        start = max(row["hard_first_step_seconds"], row["ccl_first_step_seconds"])
-        lines.append(
-            f"| {row['backbone']} | {speeds} | {row['of_ceiling']:.2f} | {row['ccl_over_hard']:.2f} x | "
-            f"{row['over_reference']:.1f} x | {start:.0f} s |"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _epochs(settings: Settings, data: PreparedData, scratch: Path, accelerator: str) -> dict[str, Any]:
@@ -198,8 +236,10 @@ def _as_files(table: ImageTable, folder: Path) -> list[Path]:
     """The images as files, as a DataLoader reads them; arrays are written as JPEG first."""
     if not isinstance(table.images, np.ndarray):
         return list(table.images)
-    folder.mkdir(parents=True)
     paths = [folder / f"{i}.jpg" for i in range(len(table))]
+    if folder.exists():  # written for another backbone
+        return paths
+    folder.mkdir(parents=True)
     for path, pixels in zip(paths, table.images, strict=True):
         Image.fromarray(pixels).save(path, quality=92)
     return paths

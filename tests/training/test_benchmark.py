@@ -1,0 +1,31 @@
+"""`cclnet benchmark` on the processor: what it measures, and what it leaves out when asked to."""
+
+import pytest
+
+from cclnet.errors import InputError
+from cclnet.training.benchmark import benchmark, markdown_table, results_table
+from cclnet.training.settings import make_settings
+
+
+@pytest.fixture
+def settings():
+    return make_settings(
+        {"data": "synthetic:images=70,size=36", "short_side": 36, "batch_size": 16, "augment": {"crop": 32}}
+    )
+
+
+def test_parts_and_methods_are_those_asked_for(settings):
+    methods = ["hard", "ccl-centroid"]
+    measured = benchmark(settings, ["test_byobnet"], methods, ["epochs"], epochs=1, accelerator="cpu")
+    (row,) = measured["rows"]
+    assert row["hard"] > 0 and row["hard_first_step_seconds"] > 0 and len(row["ccl-centroid_epochs"]) == 2
+    assert row["ccl-centroid_over_hard"] == pytest.approx(row["hard"] / row["ccl-centroid"])
+    assert "ceiling" not in row and "of_ceiling" not in row and "reference" not in row
+    heads = ["backbone", "hard", "ccl-centroid", "ccl-centroid time", "start-up"]
+    assert f"| {' | '.join(heads)} |" in markdown_table(measured)
+    assert [column.header for column in results_table(measured).columns] == heads
+
+
+def test_an_unknown_part_is_named_before_anything_runs(settings):
+    with pytest.raises(InputError, match="did you mean 'epochs'"):
+        benchmark(settings, ["test_byobnet"], parts=["epoch"], accelerator="cpu")
