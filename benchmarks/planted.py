@@ -65,7 +65,8 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
             "augment": {"crop": job["crop"], "brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0},
             "compile": False,
             "validate_every": job["epochs"],
-        }
+        },
+        job.get("changes", {}),
     )
     truth = planted_similarity(7)
     course: list[dict[str, Any]] = []

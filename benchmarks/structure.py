@@ -40,7 +40,6 @@ DISTANCES = {
     "places": {"whiten": False, "centre": False},
     "directions": {"whiten": False, "centre": True},
 }
-USED = "places, against the spread within"  # the default of ccl-centroid
 MEMORY = 0.5
 
 
@@ -95,6 +94,8 @@ def table(measured: dict[str, Any]) -> str:
         values.append(f"{course['rarity'][-1]:.2f}")
         values.append(f"{max(course['structure']):.2f}, {course['structure'][-1]:.2f}")
         lines.append(f"| {' | '.join([name, *values])} |")
+    own = f"{agreement(measured['yardstick'], rarity(measured['counts'])):.2f}"
+    lines.append(f"| {' | '.join(['the yardstick itself', *('–' for _ in shown), own, '–'])} |")
     return "\n".join(lines) + "\n"
 
 

@@ -182,3 +182,26 @@ def test_extreme_logits_stay_finite() -> None:
     loss = functional.kl_to_target(logits, target) + functional.cross_entropy(logits, torch.tensor([0, 1]))
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(logits.grad).all()
+
+
+@settings(deadline=None)
+@given(st.integers(2, 8), st.integers(0, 10_000))
+def test_what_is_softened_is_unsoftened(size: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    chances = torch.rand(5, size, generator=generator, dtype=torch.float64) + 0.05
+    chances /= chances.sum(dim=1, keepdim=True)
+    labels = torch.rand(size, size, generator=generator, dtype=torch.float64)
+    target = 0.6 * torch.eye(size, dtype=torch.float64) + 0.4 * labels / labels.sum(dim=1, keepdim=True)
+    torch.testing.assert_close(functional.unsoften(chances @ target, target), chances)
+
+
+def test_no_class_is_ruled_out_by_unsoftening() -> None:
+    target = functional.smoothed_labels(3, 0.5)
+    found = functional.unsoften(torch.eye(3, dtype=torch.float64), target, least=0.01)  # harder than it could learn
+    torch.testing.assert_close(found.sum(dim=1), torch.ones(3, dtype=torch.float64))
+    assert found.argmax(dim=1).tolist() == [0, 1, 2] and 0.001 < float(found.min()) < 0.01
+
+
+def test_labels_that_do_not_tell_classes_apart_cannot_be_taken_out() -> None:
+    with pytest.raises(InputError, match="cannot be taken out again"):
+        functional.unsoften(torch.full((1, 3), 1 / 3), functional.smoothed_labels(3, 1.0).float())

@@ -32,6 +32,7 @@ __all__ = [
     "soft_labels",
     "softness",
     "squared_distance",
+    "unsoften",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Tensor])
@@ -221,3 +222,20 @@ def collapse_point(num_classes: int, margin: float = 2.0) -> tuple[float, float]
         raise InputError(f"a collapse point needs at least 2 classes, got {num_classes}.")
     total = 1.0 + (num_classes - 1) * math.exp(-margin)
     return num_classes * math.exp(-margin) / total, 1.0 / total
+
+
+def unsoften(probabilities: Tensor, target: Tensor, least: float = 1e-3) -> Tensor:
+    """Take the soft labels out of what a network says again: [N, K], [K, K] → [N, K].
+
+    A network trained towards row k of A for the images of class k says ``q = π A``, with π the chances of the classes.
+    This is ``π = q A⁻¹``, where no class gets less than ``least`` (q is never quite on the mark, and π may then fall
+    below zero), made to sum to one. A must be invertible, as a table is whose rows give their own class more than half.
+
+    >>> unsoften(torch.tensor([[0.7, 0.3]]), torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
+    tensor([[0.7500, 0.2500]])
+    """
+    least_stretch = torch.linalg.svdvals(target)[-1]
+    if not least_stretch > 1e-6:
+        raise InputError("these labels cannot be taken out again: classes, or mixtures of them, share one.")
+    found = torch.linalg.solve(target.mT, probabilities.mT).mT.clamp(min=least)
+    return found / found.sum(dim=1, keepdim=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,9 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Labels = Integers | npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.bool_] | npt.NDArray[np.intp]
+Columns = dict[str, npt.NDArray[np.generic]]
+
+IMAGE_COLUMNS = ("image", "part", "group", "label")  # what is known before anything is predicted
 
 
 @dataclass(frozen=True)
@@ -173,8 +177,12 @@ def _probability_problems(images: Strings, p: Floats, multilabel: bool) -> list[
     return problems
 
 
-def read_predictions(path: str | Path, multilabel: bool | None = None) -> Predictions:
+def read_predictions(
+    path: str | Path, multilabel: bool | None = None, image_table: str | Path | None = None
+) -> Predictions:
     """Read a predictions.csv (or .csv.gz, .csv.bz2); everything wrong with it is named in one error.
+
+    ``image_table`` is the file with the IMAGE_COLUMNS, where they were written apart.
 
     Rows of class probabilities within rounding of one are made to sum to one exactly. ``multilabel`` says
     whether an image may carry several labels; None looks: a ``|`` in a label says so, and so does an empty label
@@ -182,6 +190,13 @@ def read_predictions(path: str | Path, multilabel: bool | None = None) -> Predic
     """
     path = Path(path)
     header, frame = _read_frame(path)
+    if image_table is not None:
+        known, rows = _read_frame(Path(image_table))
+        if len(rows) != len(frame):
+            raise InputError(
+                f"{path} has {len(frame):,} rows and {image_table} {len(rows):,}: they are not about the same images."
+            )
+        header, frame = known + header, pd.concat([rows, frame], axis=1)
     classes = tuple(name[2:] for name in header if name.startswith("p_"))
     problems = _header_problems(header, classes)
     if len(frame) == 0:
@@ -210,7 +225,7 @@ def _read_frame(path: Path) -> tuple[list[str], pd.DataFrame]:
     try:
         first = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, encoding="utf-8-sig")
         header = [str(name) for name in first.iloc[0]]
-        texts = dict.fromkeys(("image", "part", "group", "label"), "str")
+        texts = dict.fromkeys(IMAGE_COLUMNS, "str")
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(path, dtype=texts, keep_default_na=False, index_col=False, low_memory=False,
@@ -270,7 +285,23 @@ def _read_labels(
 
 def write_predictions(path: str | Path, predictions: Predictions) -> None:
     """Write predictions.csv whole; nine significant digits bring a float32 back exactly."""
-    path = Path(path)
+    _write(Path(path), {**image_columns(predictions), **probability_columns(predictions)})
+
+
+def write_probabilities(path: Path, predictions: Predictions) -> Path:
+    """Write the probabilities alone, and beside them, once for all runs on the same images, what is known of these:
+    ``images-XXXXXXXX.csv.bz2``, named by its content. Returns the path of the latter."""
+    columns = image_columns(predictions)
+    digest = hashlib.blake2b(_csv(columns), digest_size=4).hexdigest()
+    images = path.with_name(f"images-{digest}.csv.bz2")
+    if not images.exists():
+        _write(images, columns)
+    _write(path, probability_columns(predictions))
+    return images
+
+
+def image_columns(predictions: Predictions) -> Columns:
+    """IMAGE_COLUMNS, as far as they are known."""
     classes = np.array(predictions.classes, dtype=np.str_)
     if predictions.multilabel:
         if odd := [name for name in predictions.classes if "|" in name]:
@@ -278,14 +309,20 @@ def write_predictions(path: str | Path, predictions: Predictions) -> None:
         labels = np.array(["|".join(classes[row]) for row in predictions.labels.astype(bool)], dtype=np.str_)
     else:
         labels = classes[predictions.labels]
-    columns: dict[str, npt.NDArray[np.generic]] = {"image": predictions.images}
-    if predictions.parts is not None:
-        columns["part"] = predictions.parts
-    if predictions.groups is not None:
-        columns["group"] = predictions.groups
-    columns["label"] = labels
-    columns |= {f"p_{name}": predictions.probabilities[:, k] for k, name in enumerate(predictions.classes)}
-    text = pd.DataFrame(columns).to_csv(index=False, float_format="%.9g", lineterminator="\n").encode()
+    values = (predictions.images, predictions.parts, predictions.groups, labels)
+    return {name: value for name, value in zip(IMAGE_COLUMNS, values, strict=True) if value is not None}
+
+
+def probability_columns(predictions: Predictions) -> Columns:
+    return {f"p_{name}": predictions.probabilities[:, k] for k, name in enumerate(predictions.classes)}
+
+
+def _csv(columns: Columns) -> bytes:
+    return pd.DataFrame(columns).to_csv(index=False, float_format="%.9g", lineterminator="\n").encode()
+
+
+def _write(path: Path, columns: Columns) -> None:
+    text = _csv(columns)
 
     def fill(file: BinaryIO) -> None:
         if path.suffix == ".gz":

@@ -116,3 +116,14 @@ def test_the_summary_by_hand() -> None:
     assert found["rarity_agreement"] is None  # equal counts: nothing to follow
     assert -1 <= found["confusion_agreement"] <= 1
     assert correlation.summary(("a", "b", "c"), MATRIX, collapse_softness=0.4)["collapse_softness"] == 0.4
+
+
+@given(st.integers(0, 10_000))
+def test_agreement_beside_a_third_is_that_of_what_the_third_does_not_explain(seed: int) -> None:
+    shared, own = np.random.default_rng(seed).normal(size=(2, 6, 6))
+    a, b, third = shared + own, shared - own.T, shared
+    ranks = [stats.rankdata(correlation.off_diagonal(m)) for m in (a, b, third)]
+    left = [r - np.poly1d(np.polyfit(ranks[2], r, 1))(ranks[2]) for r in ranks[:2]]
+    assert correlation.agreement_beside(a, b, third) == pytest.approx(np.corrcoef(*left)[0, 1])
+    assert math.isnan(correlation.agreement_beside(a, third, third))
+    assert math.isnan(correlation.agreement_beside(np.ones((6, 6)), b, third))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import json
 from pathlib import Path
 
@@ -82,12 +83,37 @@ def test_a_result_is_opened_like_a_run(tmp_path: Path) -> None:
     assert kept.settings()["method"] == "ols" and "seed" not in kept.settings()
 
 
+def test_runs_on_the_same_images_share_their_names(tmp_path: Path) -> None:
+    jobs = [Job(f"hard-seed{seed}", make_settings({"method": "hard", "seed": seed})) for seed in (0, 1)]
+    first, second = (made_result(tmp_path, job, wrong=6) for job in jobs)
+    assert first.content["image_table"] == second.content["image_table"]
+    assert len(list(first.path.parent.glob("images-*.csv.bz2"))) == 1
+    assert open_run(first.path).predictions.images.tolist() == open_run(second.path).predictions.images.tolist()
+
+
 def test_a_result_without_its_predictions_is_refused(tmp_path: Path) -> None:
     result = made_result(tmp_path, JOB, wrong=6)
-    result.predictions.unlink()
-    with pytest.raises(
-        InputError, match=r"is not what is kept of a run, or ccl-seed0.predictions.csv.bz2 is not beside"
-    ):
+    table = result.path.with_name(result.content["image_table"])
+    for file in (table, result.predictions):
+        hidden = file.rename(tmp_path / "hidden")
+        with pytest.raises(InputError, match=rf"is not what is kept of a run, or {file.name} is missing beside it"):
+            open_run(result.path)
+        hidden.rename(file)
+    shorter = "\n".join(bz2.decompress(table.read_bytes()).decode().splitlines()[:-1])
+    table.write_bytes(bz2.compress(shorter.encode()))
+    with pytest.raises(InputError, match="they are not about the same images"):
         open_run(result.path)
+
+
+def test_the_names_of_the_images_are_looked_for_beside_the_result_only(tmp_path: Path) -> None:
+    result = made_result(tmp_path, JOB, wrong=6)
+    table = result.content["image_table"]
+    result.path.with_name(table).rename(tmp_path / table)
+    result.path.write_text(json.dumps({**result.content, "image_table": f"../{table}"}))
+    with pytest.raises(InputError, match="is missing beside it"):
+        open_run(result.path)
+
+
+def test_no_result_no_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no file .*none-seed0.json"):
         open_run(tmp_path / "none-seed0.json")

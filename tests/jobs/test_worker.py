@@ -45,7 +45,7 @@ def test_a_job_out_of_time_goes_on_to_the_same_end(tmp_path: Path) -> None:
     assert not (stopped.run_folder(JOB) / "checkpoints").exists()
     assert (result["epochs"], result["images"], len(result["softness"])) == (3, 63, 3)
     assert result["images_per_second"] > 0 and result["settings"]["method_settings"]["widths"] == [16, 8]
-    again = judge(stopped.results / f"{JOB.name}.predictions.csv.bz2")
+    again = judge(stopped.results / f"{JOB.name}.json")
     for name in ("accuracy", "kappa", "macro_f1"):
         assert again["scores"][name]["value"] == pytest.approx(result["scores"][name]["value"], abs=1e-6)
 

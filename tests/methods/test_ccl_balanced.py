@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from cclnet import CCLNet, InputError, build_method, functional
 from cclnet.methods import Classes
-from cclnet.methods.ccl_balanced import CCLBalanced, PartingHead
+from cclnet.methods.ccl_balanced import CCLBalanced, HoldingHead
 
 COUNTS = (10, 60, 30)
 CLASSES = Classes(3, 6, COUNTS)
@@ -90,7 +90,7 @@ def test_neither_part_trains_the_other() -> None:
     assert all(p.grad is not None for p in method.parameters()) and features.grad is None
 
 
-def place(head: PartingHead, angles: tuple[float, float, float]) -> None:
+def place(head: HoldingHead, angles: tuple[float, float, float]) -> None:
     """Three classes in space, with these angles in degrees between the first two, the first and third, the last two."""
     ab, ac, bc = (math.cos(math.radians(angle)) for angle in angles)
     gram = torch.tensor([[1.0, ab, ac], [ab, 1.0, bc], [ac, bc, 1.0]])
@@ -98,53 +98,57 @@ def place(head: PartingHead, angles: tuple[float, float, float]) -> None:
         head.live_dictionary.copy_(torch.linalg.cholesky(gram))
 
 
-PARTING = [(20.0, 30.0, 40.0), (30.0, 60.0, 89.5), (40.0, 88.9, 90.0), (50.0, 89.0, 90.0), (90.0, 90.0, 90.0)]
+# drawn together, then parting one after the other, until all are at the margin
+PARTING = [(20.0, 30.0, 40.0), (30.0, 60.0, 89.5), (60.0, 85.0, 90.0), (80.0, 89.0, 90.0), (90.0, 90.0, 90.0)]
 
 
-def parting_head(parted: float | None = 0.5) -> PartingHead:
-    return PartingHead(3, 3, parted, widths=(3,), patience=None)
+def holding_head(hold: float = 0.5) -> HoldingHead:
+    return HoldingHead(3, 3, hold, widths=(3,), patience=None)
 
 
-def watch(head: PartingHead) -> list[tuple[float, float]]:
+def watch(head: HoldingHead) -> list[tuple[float, float]]:
     seen = []
     for angles in PARTING:
         place(head, angles)
         record = head.end_epoch()
-        seen.append((round(record["parted"], 3), record["frozen"]))
+        seen.append((record["structure"], record["frozen"]))
     return seen
 
 
-def test_the_dictionary_is_frozen_when_half_of_the_pairs_have_parted() -> None:
-    head = parting_head()
-    # 88.9 degrees are 1.962, within 2.5% of the margin of 2
-    assert watch(head) == [(0.0, 0.0), (0.333, 0.0), (0.667, 1.0), (0.667, 1.0), (0.667, 1.0)]
-    expected = parting_head()
-    place(expected, PARTING[2])
+def test_structure_is_how_unequal_the_distances_are() -> None:
+    head = holding_head()
+    place(head, (60.0, 60.0, 90.0))  # at distances of 1, 1 and 2
+    assert float(head.structure()) == pytest.approx(math.sqrt(2) / 3)
+    place(head, (70.0, 70.0, 70.0))
+    assert float(head.structure()) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_dictionary_is_frozen_when_half_of_its_structure_is_lost() -> None:
+    head = holding_head()
+    seen = watch(head)
+    assert [frozen for _, frozen in seen] == [0.0, 0.0, 0.0, 1.0, 1.0]
+    most = max(structure for structure, _ in seen)
+    assert seen[2][0] > 0.5 * most > seen[3][0] == seen[4][0]  # and stays as it was
+    expected = holding_head()
+    place(expected, PARTING[3])
     assert torch.equal(head.soft_labels(), expected.soft_labels())
 
 
-@pytest.mark.parametrize(("parted", "epochs"), [(0.3, 2), (0.9, 5), (None, 6)])
-def test_other_shares_and_never(parted: float | None, epochs: int) -> None:
-    frozen = [frozen for _, frozen in watch(parting_head(parted))]
+@pytest.mark.parametrize(("hold", "epochs"), [(0.9, 3), (0.1, 5), (0.0, 6)])
+def test_other_shares_and_never(hold: float, epochs: int) -> None:
+    frozen = [frozen for _, frozen in watch(holding_head(hold))]
     assert frozen == [float(epoch >= epochs) for epoch in range(1, 6)]
-
-
-def test_embeddings_that_chance_put_at_the_margin_have_not_parted() -> None:
-    torch.manual_seed(0)
-    head = PartingHead(3, 7, patience=None)  # 512 wide
-    record = head.end_epoch()
-    assert record["parted"] > 0.5 and record["frozen"] == 0.0
 
 
 def test_freeze_state_survives_save_and_load() -> None:
     def run(save_after: int | None) -> list[tuple[float, list[list[float]]]]:
-        head, log = parting_head(), []
+        head, log = holding_head(), []
         for epoch, angles in enumerate(PARTING):
             if epoch == save_after:
                 file = io.BytesIO()
                 torch.save(head.state_dict(), file)
                 file.seek(0)
-                head = parting_head()
+                head = holding_head()
                 head.load_state_dict(torch.load(file, weights_only=True))
             place(head, angles)
             log.append((head.end_epoch()["frozen"], head.soft_labels().tolist()))
@@ -156,8 +160,8 @@ def test_freeze_state_survives_save_and_load() -> None:
 
 
 def test_compiles_as_one_graph_and_the_freeze_is_seen_inside() -> None:
-    method = fresh(parted=0.01, margin=0.001, sharpen=2.0)  # all pairs have parted
-    method.head.fewest_parted.zero_()
+    method = fresh(sharpen=2.0)
+    method.head.most_structure.fill_(100.0)  # almost all is lost
     compiled = torch.compile(method, fullgraph=True, backend="aot_eager")
     given = batch()
     for _ in range(2):
@@ -182,7 +186,7 @@ def test_nothing_of_it_is_shipped() -> None:
         (CLASSES, {"balance": "weight"}, "unknown balance 'weight'; did you mean 'weights'"),
         (CLASSES, {"kl_weight": -1.0}, "kl_weight must be a finite number"),
         (CLASSES, {"margin": 5.0}, "margin must lie in"),
-        (CLASSES, {"parted": 0.0}, r"parted, .* in \(0, 1\], got 0.0"),
+        (CLASSES, {"hold": 1.0}, r"hold, .* in \[0, 1\), got 1.0"),
         (CLASSES, {"temperature": 0.0}, "temperature must be above 0, got 0.0"),
     ],
 )

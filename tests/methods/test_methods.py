@@ -35,6 +35,27 @@ def test_protocol(name: str) -> None:
     assert all(isinstance(value, float) for value in method.end_epoch().values())
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("hard", {}), ("lsr-a5", {}), ("ccl", {}), ("ccl", {"kl_weight": 3.0}), ("ccl-balanced", {"kl_weight": 0.5}),
+        ("ccl-centroid", {"kl_weight": 2.0}), ("ols", {"alpha": 0.3}), ("tf-kd", {"alpha": 0.4}), ("ordinal", {}),
+    ],
+)  # fmt: skip
+def test_the_target_is_what_the_network_is_trained_towards(name: str, settings: dict) -> None:
+    """A network that says the target of each class has nothing to learn."""
+    method = build_method(name, CLASSES, settings).double().eval()
+    target = method.target()
+    assert target is not None
+    logits = target.double().clamp(min=1e-12).log().requires_grad_()
+    method(torch.randn(3, 6, dtype=torch.float64), logits, torch.arange(3)).total.backward()
+    torch.testing.assert_close(logits.grad, torch.zeros(3, 3, dtype=torch.float64), atol=1e-7, rtol=0)
+
+
+def test_methods_without_one_target_have_none() -> None:
+    assert all(build_method(name, CLASSES).target() is None for name in ("focal", "mbls", "ccl-multilabel", "bce"))
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_a_card_that_names_its_settings(name: str) -> None:
     card = method_card(name)

@@ -11,10 +11,10 @@ from made import RECIPES, kept, made_result, made_run
 
 from cclnet import InputError
 from cclnet.evaluation.correlation import agreement, mean_confusion
+from cclnet.evaluation.runs import open_run
 from cclnet.jobs.course import note_course, read_course
 from cclnet.methods import build_method
 from cclnet.methods.base import Classes
-from cclnet.predictions import read_predictions
 from cclnet.reproduce import looks_cells
 from cclnet.reproduce.experiments import TUNING, read_recipes
 from cclnet.reproduce.looks import (
@@ -88,7 +88,7 @@ def test_the_yardstick_is_what_is_confused(results: list[Result]) -> None:
     assert found is not None and found.reweighed is not None
     by_hand = []
     for result in rows["yardstick"]:
-        said = read_predictions(result.predictions)
+        said = open_run(result.path).predictions
         means = np.stack([said.probabilities[said.labels == k].mean(axis=0) for k in range(3)])
         by_hand.append((means + means.T) / 2)
     np.testing.assert_allclose(found.balanced, np.mean(by_hand, axis=0))
@@ -110,7 +110,8 @@ def test_tables(results: list[Result], tmp_path: Path) -> None:
     seeds = Seeds(tmp_path)
     structure = structure_grid(results)
     assert [row[1][0] for row in structure.rows] == [LOOKS[n] for n in LOOKS if looks_cell(n).method.startswith("ccl")]
-    assert "Two seeds' yardsticks agree at" in structure.caption
+    assert "The yardstick itself and rarity: " in structure.caption and "two seeds' yardsticks: " in structure.caption
+    assert len(column(structure, "Yardstick beyond rarity", "CCL from centroids")) == 2
     assert column(structure, "Seeds agree", "CCL-Net") == ("1.00",)
     assert len(column(structure, "Yardstick", "CCL-Net")) == 2  # the mean, and each seed
     scores = looks_grid(results, seeds)
@@ -147,8 +148,8 @@ def test_what_is_chosen_is_what_came_out_best() -> None:
 
 def test_the_course_of_a_run(results: list[Result], tmp_path: Path) -> None:
     [own] = [r for r in results if r.cell == looks_cell("ccl", seed=1)]
-    assert own.content["course"]["epochs"] == [1, 2] and own.content["course"]["matrices"][1][0] == [0.6, 0.15, 0.25]
-    assert all(r.content["course"] is None for r in results if not r.cell.method.startswith("ccl"))
+    assert own.course["epochs"] == [1, 2] and own.course["matrices"][1][0] == [0.6, 0.15, 0.25]
+    assert all(r.course is None for r in results if not r.cell.method.startswith("ccl"))
     assert read_course(tmp_path) is None
     for epoch in (1, 2, 4, 5, 7, 8, 8):  # the last epoch twice, as after a resume
         note_course(tmp_path, epoch, torch.full((2, 2), epoch / 10))

@@ -46,6 +46,19 @@ def agreement(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
     return float(stats.spearmanr(first, second).statistic)
 
 
+def agreement_beside(a: npt.ArrayLike, b: npt.ArrayLike, third: npt.ArrayLike) -> float:
+    """Agreement of a and b beyond what both share with a third matrix: the partial rank correlation. NaN where a or b
+    is constant or follows the third altogether.
+
+    >>> looks = [[0, 1, 2], [3, 0, 4], [5, 6, 0]]
+    >>> agreement_beside(looks, looks, [[0, 2, 1], [4, 0, 3], [6, 5, 0]])
+    1.0
+    """
+    ab, ac, bc = agreement(a, b), agreement(a, third), agreement(b, third)
+    left = (1 - ac**2) * (1 - bc**2)
+    return math.nan if math.isnan(left) or left < 1e-9 else (ab - ac * bc) / math.sqrt(left)
+
+
 def rarity(counts: npt.ArrayLike) -> Floats:
     """``−(log n_i + log n_j)`` for every pair of classes, [K, K]: high where both are rare."""
     logs = np.log(np.maximum(np.asarray(counts, dtype=np.float64), 0.5))  # no image: rarer than one

@@ -144,15 +144,17 @@ def _open_result(path: Path) -> Run:
         raise InputError(f"there is no file {path}.")
     kept = read_model(path) or {}
     predictions_file = path.with_name(f"{path.stem}.predictions.csv.bz2")
-    if "settings" not in kept or "class_counts" not in kept or not predictions_file.exists():
+    image_table = path.with_name(Path(kept.get("image_table", "images.csv.bz2")).name)  # nowhere but beside it
+    missing = [file.name for file in (predictions_file, image_table) if not file.exists()]
+    if missing or "settings" not in kept or "class_counts" not in kept:
         raise InputError(
-            f"{path} is not what is kept of a run, or {predictions_file.name} is not beside it. "
+            f"{path} is not what is kept of a run, or {' and '.join(missing) or 'a part of it'} is missing beside it. "
             "Give a run folder, a predictions.csv, or a result of `cclnet compare-methods` or `cclnet reproduce`."
         )
     settings = kept["settings"]
     model = {key: settings[key] for key in ("method", "method_settings", "backbone")}
     model |= {"classes": kept["classes"], "class_counts": kept["class_counts"], "trained": {"seed": settings["seed"]}}
-    predictions = read_predictions(predictions_file, multilabel=kept.get("multilabel", False))
+    predictions = read_predictions(predictions_file, kept.get("multilabel", False), image_table)
     matrix = None if kept["correlation"] is None else np.asarray(kept["correlation"], np.float64)
     return Run(path.stem, path, None, predictions, reported_part(predictions), model, matrix, settings)
 

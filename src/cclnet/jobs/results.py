@@ -1,7 +1,9 @@
-"""What is kept of a finished run: one small JSON, and its predictions to four decimals beside it.
+"""What is kept of a finished run: one small JSON, and beside it its predictions to four decimals.
 
 The scores in the JSON are those of the predictions as they are kept, so that anybody can compute them again from the
-two files alone. ``results/NAME.json``::
+files alone: ``NAME.predictions.csv.bz2`` has the probabilities, and the images they are of stand in a file that all
+runs on the same images share. ``NAME.course.json.bz2`` has the soft labels of some epochs, {"epochs": [1, 2, ...],
+"matrices": [[[...]], ...]}, for methods that learn them. ``NAME.json``::
 
     {
       "format": 1, "name": "paper-resnet18-ccl-seed0",
@@ -19,7 +21,7 @@ two files alone. ``results/NAME.json``::
       "multilabel": false,
       "correlation": [[...]] | null,        # row k: the soft label of class k
       "rarity_agreement": 0.84 | null, "final_softness": 0.41 | null,
-      "course": {"epochs": [1, 2, ...], "matrices": [[[...]], ...]} | null    # the soft labels of some epochs
+      "image_table": "images-1a2b3c4d.csv.bz2"             # the images that are predicted, beside this file
     }
 
 ``cclnet compare`` takes such a file for a run.
@@ -27,6 +29,7 @@ two files alone. ``results/NAME.json``::
 
 from __future__ import annotations
 
+import bz2
 import dataclasses
 import json
 import statistics
@@ -45,7 +48,7 @@ from cclnet.evaluation.judge import judge
 from cclnet.files import write_whole
 from cclnet.jobs.course import read_course
 from cclnet.jobs.job import Job
-from cclnet.predictions import read_predictions, write_predictions
+from cclnet.predictions import Predictions, read_predictions, write_predictions, write_probabilities
 from cclnet.training.run_folder import RunFolder
 from cclnet.training.settings import Settings
 
@@ -64,12 +67,22 @@ class Result:
     def predictions(self) -> Path:
         return predictions_path(self.path)
 
+    @property
+    def course(self) -> dict[str, Any] | None:
+        """The soft labels of some epochs; None where none were learned."""
+        path = course_path(self.path)
+        return json.loads(bz2.decompress(path.read_bytes())) if path.exists() else None
+
     def value(self, score: str) -> float | None:
         return self.content["scores"][score]["value"]
 
 
 def predictions_path(result: Path) -> Path:
     return result.with_name(f"{result.stem}.predictions.csv.bz2")
+
+
+def course_path(result: Path) -> Path:
+    return result.with_name(f"{result.stem}.course.json.bz2")
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -93,24 +106,30 @@ def keep_result(job: Job, run: Path, path: Path) -> Result:
     model = json.loads(folder.model.read_text(encoding="utf-8"))
     predictions = read_predictions(folder.predictions, multilabel=model["multilabel"])
     rounded = dataclasses.replace(predictions, probabilities=predictions.probabilities.round(4))
-    write_predictions(predictions_path(path), rounded)
+    image_table = write_probabilities(predictions_path(path), rounded)
+    kept = read_predictions(predictions_path(path), model["multilabel"], image_table)
     matrix = read_correlation(folder.correlation)[1] if folder.correlation.exists() else None
-    with _as_run(predictions_path(path), model, matrix, folder.split) as judged_folder:
+    with _as_run(path.stem, kept, model, matrix, folder.split) as judged_folder:
         judged = judge(judged_folder)
     content = _content(job, folder.read_settings(), model, folder.read_metrics(), judged)
-    content["course"] = read_course(run) if content["correlation"] else None
+    content["image_table"] = image_table.name
+    if content["correlation"] and (course := read_course(run)):
+        compressed = bz2.compress(json.dumps(course).encode())
+        write_whole(course_path(path), lambda file: file.write(compressed))
     text = json.dumps(content, allow_nan=False)
     write_whole(path, text + "\n")
     return Result(path, json.loads(text))
 
 
 @contextmanager
-def _as_run(predictions: Path, model: Mapping[str, Any], matrix: Any, split: Path) -> Iterator[Path]:
+def _as_run(
+    name: str, kept: Predictions, model: Mapping[str, Any], matrix: Any, split: Path
+) -> Iterator[Path]:
     """A run folder around predictions as they are kept, for as long as it takes to judge it."""
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / predictions.name.removesuffix(".predictions.csv.bz2")
+        folder = Path(place) / name
         folder.mkdir()
-        (folder / "predictions.csv.bz2").write_bytes(predictions.read_bytes())
+        write_predictions(folder / "predictions.csv", kept)
         (folder / "model.json").write_text(json.dumps(model), encoding="utf-8")
         if matrix is not None:
             write_correlation(folder / "correlation.csv", model["classes"], np.asarray(matrix))

@@ -65,6 +65,20 @@ class Method(nn.Module):
         """The label distributions trained towards, [K, K], or None where there is no such table."""
         return None
 
+    @property
+    def hard_share(self) -> float:
+        """How much of the target is the hard label; the rest is ``soft_labels``."""
+        return 0.0
+
+    def target(self) -> Tensor | None:
+        """Row k: the distribution that the network is trained towards for an image of class k, [K, K]; None where there
+        is no such table. What the network says is soft by it: ``functional.unsoften`` takes it out again."""
+        labels = self.soft_labels()
+        if labels is None:
+            return None
+        own = torch.eye(len(labels), dtype=labels.dtype, device=labels.device)
+        return self.hard_share * own + (1.0 - self.hard_share) * labels.detach()
+
     def end_epoch(self) -> dict[str, float]:
         """Called once after each epoch; returns what is worth logging."""
         return {}

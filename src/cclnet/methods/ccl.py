@@ -53,6 +53,10 @@ class CCL(Method):
             **head_terms,
         )
 
+    @property
+    def hard_share(self) -> float:
+        return 1.0 / (1.0 + self.kl_weight)
+
     def soft_labels(self) -> Tensor:
         return self.head.soft_labels()
 

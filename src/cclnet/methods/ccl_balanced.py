@@ -13,12 +13,12 @@ from cclnet.head import CCLHead
 from cclnet.methods.base import Classes, Loss, Method, check_kl_weight
 
 BALANCES = ("weights", "prior")
-NEAR = 0.975  # of the margin: the hinge that keeps classes within it holds them about there
 
 
 class CCLBalanced(Method):
     """``L = CE(q, y) + w KL(p_y ‖ q)`` and the head's own loss as in ``ccl``, with two changes to the head: its cross
-    entropy is balanced over classes, and how many classes have parted, not softness, says when to freeze.
+    entropy is balanced over classes, and how unequal the distances between classes are, not softness, says when to
+    freeze.
 
     ``balance`` "weights" weighs each image by ``N / (K n_y)``; "prior" adds ``log(n_k / N)`` to the head's logits while
     it learns, so that its distances need not carry the class frequencies.
@@ -33,7 +33,7 @@ class CCLBalanced(Method):
         widths: Sequence[int] = (1024, 1024, 512),
         margin: float = 2.0,
         correlation_weight: float = 10.0,
-        parted: float | None = 0.5,
+        hold: float = 0.5,
         dictionary_norm: float = 2.0**0.5,
         kl_weight: float = 1.0,
         temperature: float = 1.0,
@@ -47,10 +47,10 @@ class CCLBalanced(Method):
         if not bool((prior > 0).all()):
             empty = [k for k, share in enumerate(prior.tolist()) if share == 0]
             raise InputError(f"ccl-balanced needs training images of every class; classes {empty} have none.")
-        self.head = PartingHead(
+        self.head = HoldingHead(
             classes.in_features,
             classes.num_classes,
-            parted,
+            hold,
             widths=widths,
             margin=margin,
             correlation_weight=correlation_weight,
@@ -74,6 +74,10 @@ class CCLBalanced(Method):
             **head_terms,
         )
 
+    @property
+    def hard_share(self) -> float:
+        return 1.0 / (1.0 + self.kl_weight)
+
     def soft_labels(self) -> Tensor:
         return self.head.soft_labels()
 
@@ -85,46 +89,44 @@ class CCLBalanced(Method):
         return self.head.collapse_softness
 
 
-class PartingHead(CCLHead):
-    """A CCL head that is frozen once the share ``parted`` of all pairs of classes has come to the margin, counted from
-    when fewest were there; None never freezes it.
+class HoldingHead(CCLHead):
+    """A CCL head that is frozen once its structure has fallen to the share ``hold`` of the most it had; 0 never freezes
+    it. Structure is the standard deviation of the distances between class embeddings.
 
-    Class embeddings drawn by chance are about at the margin too. Training first draws them together and ends, at the
-    collapse point, with all pairs at the margin. In between they part one after the other, those that look least alike
-    first. Pairs at the margin have no order among them any more, so waiting longer loses more than it finds.
+    Training ends at the collapse point, with all classes equally far apart. On the way there they part one after the
+    other, those that look least alike first; waiting until all have parted loses what that order says.
     """
 
     prior_logits: Tensor
-    fewest_parted: Tensor
+    most_structure: Tensor
 
-    def __init__(self, in_features: int, num_classes: int, parted: float | None = 0.5, **settings: object) -> None:
+    def __init__(self, in_features: int, num_classes: int, hold: float = 0.5, **settings: object) -> None:
         super().__init__(in_features, num_classes, **settings)  # type: ignore[arg-type]
-        if parted is not None and not 0.0 < parted <= 1.0:
+        if not 0.0 <= hold < 1.0:
             raise InputError(
-                "parted, the share of the pairs of classes that come to the margin before the freeze, must lie in "
-                f"(0, 1], got {parted}. Usual is 0.5; none never freezes."
+                "hold, the share of its most to which structure falls before the freeze, must lie in [0, 1), got "
+                f"{hold}. Usual is 0.5; 0 never freezes."
             )
-        self.parted = parted
+        self.hold = hold
         self.register_buffer("prior_logits", torch.zeros(num_classes), persistent=False)
-        self.register_buffer("fewest_parted", torch.tensor(1.0))
+        self.register_buffer("most_structure", torch.tensor(0.0))
 
     def logits(self, features: Tensor) -> Tensor:
         return super().logits(features) + self.prior_logits
 
-    def parted_share(self) -> Tensor:
-        """The share of the pairs of different classes that are at the margin."""
+    def structure(self) -> Tensor:
+        """Standard deviation of the distances between different classes; 0 where all are equally far apart."""
         distance = functional.dictionary_distance(self.dictionary.detach())
-        at_margin = distance >= NEAR * self.margin
-        return at_margin.sum() / (self.num_classes * (self.num_classes - 1))
+        pairs = distance[~torch.eye(self.num_classes, dtype=torch.bool, device=distance.device)]
+        return pairs.std(correction=0)
 
     @torch.no_grad()
     def end_epoch(self) -> dict[str, float]:
-        share = float(self.parted_share())
-        return {**super().end_epoch(), "parted": share}
+        return {**super().end_epoch(), "structure": float(self.structure())}
 
     def _watch(self, softness: Tensor) -> None:
-        share = self.parted_share()
-        self.fewest_parted.copy_(torch.minimum(share, self.fewest_parted))
-        if self.parted is not None and share - self.fewest_parted >= self.parted:
+        structure = self.structure()
+        self.most_structure.copy_(torch.maximum(structure, self.most_structure))
+        if structure < self.hold * self.most_structure:
             self.held_dictionary.copy_(self.live_dictionary)
             self.frozen_flag.fill_(True)

@@ -85,6 +85,10 @@ class CCLCentroid(Method):
         """Where the classes lie among the features of the epoch."""
         return class_means(self.moments, self.classes.num_classes)
 
+    @property
+    def hard_share(self) -> float:
+        return 1.0 / (1.0 + self.kl_weight)
+
     def soft_labels(self) -> Tensor:
         """The label distributions in use, [K, K] float64."""
         return self.table.clone()

@@ -36,6 +36,10 @@ class CCLMultilabel(CCLCentroid):
             kl=self.kl_weight * binary_kl(logits, target, weight),
         )
 
+    def target(self) -> None:
+        """Each mark has a chance of its own: there is no one distribution for a class."""
+        return None
+
     def places(self) -> Places:
         return class_effects(self.moments, self.classes.num_classes)
 

@@ -58,6 +58,10 @@ class OnlineSmoothing(Method):
             dist.all_reduce(seen)
         self.seen.add_(seen)
 
+    @property
+    def hard_share(self) -> float:
+        return self.alpha
+
     def soft_labels(self) -> Tensor:
         """The table S in use, [K, K]. (The whole target is ``α y + (1 − α) S_y``.)"""
         return self.table.clone()

@@ -39,6 +39,10 @@ class TeacherFree(Method):
             kl=self.alpha * functional.kl_to_target(logits, teacher, weight),
         )
 
+    @property
+    def hard_share(self) -> float:
+        return 1.0 - self.alpha
+
     def soft_labels(self) -> Tensor:
         """What the teacher says, [K, K]. (The whole target is ``(1 − α) y + α t_y``.)"""
         return self.table

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import spearmanr
 
-from cclnet.evaluation.correlation import agreement, mean_confusion
-from cclnet.predictions import Floats, read_predictions
+from cclnet.evaluation.correlation import agreement, agreement_beside, mean_confusion, rarity, rarity_agreement
+from cclnet.evaluation.runs import open_run
+from cclnet.predictions import Floats
 from cclnet.report.words import NONE
 from cclnet.reproduce.looks_cells import CANDIDATES, LOOKS, USES, looks_cell
 from cclnet.reproduce.paper import BACKBONES
@@ -54,7 +55,7 @@ def yardsticks(rows: Mapping[str, Sequence[Result]]) -> Yardsticks | None:
 
 
 def _confusion(result: Result, reweigh: bool = False) -> Floats:
-    said = read_predictions(result.predictions)
+    said = open_run(result.path).predictions
     return mean_confusion(said.labels, said.probabilities, result.content["class_counts"] if reweigh else None)
 
 
@@ -75,34 +76,41 @@ def structure_grid(results: Sequence[Result]) -> Grid:
         "What the soft labels follow",
         "Rank correlation of the off-diagonal with the yardstick (what hard labels with weighed classes confuse on "
         "unseen lesions), with the confusions of hard labels whose class frequencies are taken out, and with class "
-        f"rarity; of the diagonal with class size. Mean over seeds, each seed below.{_reliability(results)}",
-        ("Backbone", "Labels", "Yardstick", "Reweighed", "Rarity", "Softness", "Softness and size", "Seeds agree",
-         "Held at"),
-        tuple(rows) or ((("–",), (NOT_RUN,), *((NONE,),) * 7),),
+        "rarity; with the yardstick beyond what both share with rarity (partial); of the diagonal with class size. "
+        f"Mean over seeds, each seed below.{_reliability(results)}",
+        ("Backbone", "Labels", "Yardstick", "Reweighed", "Rarity", "Yardstick beyond rarity", "Softness",
+         "Softness and size", "Seeds agree", "Held at"),
+        tuple(rows) or ((("–",), (NOT_RUN,), *((NONE,),) * 8),),
         names=2,
     )  # fmt: skip
 
 
 def _reliability(results: Sequence[Result]) -> str:
-    words = [
-        f" Two seeds' yardsticks agree at {found.seeds_agree:.2f} ({title})."
-        for backbone, title in BACKBONES.items()
-        if (found := yardsticks(rows_of_looks(results, backbone))) and found.seeds_agree is not None
-    ]
-    return "".join(words)
+    """What is to be known of the yardstick itself."""
+    words = ""
+    for backbone, title in BACKBONES.items():
+        found = rows_of_looks(results, backbone)
+        measured = yardsticks(found)
+        if measured is None:
+            continue
+        counts = found["yardstick"][0].content["class_counts"]
+        words += f" The yardstick itself and rarity: {rarity_agreement(measured.balanced, counts):.2f} ({title})"
+        words += "." if measured.seeds_agree is None else f"; two seeds' yardsticks: {measured.seeds_agree:.2f}."
+    return words
 
 
 def _structure(own: Sequence[Result], measured: Yardsticks | None) -> list[Lines]:
     matrices = [np.asarray(result.content["correlation"]) for result in own]
     counts = own[0].content["class_counts"]
-    reweighed = None if measured is None else measured.reweighed
+    balanced, reweighed = (None, None) if measured is None else (measured.balanced, measured.reweighed)
     sizes = [float(spearmanr(m.diagonal(), counts).statistic) if np.ptp(m.diagonal()) > 1e-9 else math.nan
              for m in matrices]  # fmt: skip
     between = [agreement(a, b) for a, b in itertools.combinations(matrices, 2)]
     return [
-        _mean([agreement(m, measured.balanced) for m in matrices] if measured is not None else []),
+        _mean([agreement(m, balanced) for m in matrices] if balanced is not None else []),
         _mean([agreement(m, reweighed) for m in matrices] if reweighed is not None else []),
         _mean([result.content["rarity_agreement"] for result in own]),
+        _mean([agreement_beside(m, balanced, rarity(counts)) for m in matrices] if balanced is not None else []),
         _mean([result.content["final_softness"] for result in own]),
         _mean(sizes),
         (number(statistics.mean(between), 2) if between else NONE,),

@@ -23,26 +23,29 @@ def looks_figure(results: Sequence[Result], backbone: str = "resnet18") -> Figur
 
     rows = rows_of_looks(results, backbone)
     measured = yardsticks(rows)
-    shown = [(name, [r for r in own if r.content.get("course")]) for name, own in rows.items()]
+    shown = [(name, [r for r in own if r.course]) for name, own in rows.items()]
     shown = [(name, own) for name, own in shown if own]
     if measured is None or not shown:
         return None
     figure = Figure(figsize=(3.4 * len(shown) + 0.6, 3.8), layout="constrained")
     axes = figure.subplots(1, len(shown), sharex=True, sharey=True, squeeze=False)[0]
+    own_rarity = rarity_agreement(measured.balanced, shown[0][1][0].content["class_counts"])
     for axis, (name, own) in zip(axes, shown, strict=True):
         axis.axhline(0, color="grey", linewidth=0.6)
+        axis.axhline(own_rarity, color=RARE, linestyle=":", linewidth=1.2)
         for result in own:
             _curves(axis, result, measured.balanced)
         axis.set_title(LOOKS[name], fontsize=10)
         axis.set_xlabel("epoch")
     axes[0].set_ylabel("rank correlation")
-    told = "What the soft labels follow: the yardstick (blue) or class rarity (red); a dot where held"
+    told = "Soft labels follow the yardstick (blue) or class rarity (red; dotted: that of the yardstick); a dot: held"
     figure.suptitle(told, fontsize=10)
     return figure
 
 
 def _curves(axis: Any, result: Result, yardstick: Floats) -> None:
-    course, held = result.content["course"], result.content["freeze_epoch"]
+    course, held = result.course, result.content["freeze_epoch"]
+    assert course is not None  # only those that have one are shown
     counts = result.content["class_counts"]
     for colour, values in (
         (LOOKED, [agreement(matrix, yardstick) for matrix in course["matrices"]]),

@@ -70,7 +70,7 @@ class Seeds:
     def write(self) -> None:
         """Keep what was used."""
         if self._used:
-            text = json.dumps(dict(sorted(self._used.items())), indent=1, allow_nan=False)
+            text = json.dumps(dict(sorted(self._used.items())), allow_nan=False)
             write_whole(self.path, text + "\n")
 
     def _once(self, key: str, results: Sequence[Result], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,95 @@
+"""What soft labels do to probabilities, and what is left when they are taken out again, from kept results alone.
+
+    python benchmarks/unsoften.py --document docs/method.md
+
+judges every kept run that was trained with soft labels twice, on the same images: as its network says, and with its
+target taken out (``cclnet.functional.unsoften``), which needs no further data. Writes results/unsoftened.json and .md,
+and the table into the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cclnet.evaluation.judge import judge
+from cclnet.evaluation.runs import Run, open_run
+from cclnet.files import write_whole
+from cclnet.functional import unsoften
+from cclnet.methods import Classes, build_method
+from cclnet.predictions import write_predictions
+from cclnet.reproduce.pages import fill_markers
+from cclnet.reproduce.results import Result, read_results
+
+HEADS = [
+    "run", "accuracy", "balanced accuracy", "ECE", "log loss", "ECE after temperature", "log loss after temperature",
+]  # fmt: skip
+
+
+def target_of(result: Result) -> Tensor | None:
+    """What the run was trained towards at its end, [K, K]; None for hard labels."""
+    content = result.content
+    settings = content["settings"]
+    classes = Classes(len(content["classes"]), 8, tuple(content["class_counts"]))
+    method = build_method(settings["method"], classes, settings["method_settings"])
+    own = torch.eye(classes.num_classes, dtype=torch.float64)
+    if content["correlation"] is None:
+        fixed = method.target()
+        return None if fixed is None or torch.equal(fixed.double(), own) else fixed
+    labels = torch.tensor(content["correlation"], dtype=torch.float64)
+    return method.hard_share * own + (1.0 - method.hard_share) * labels
+
+
+def scores(run: Run, target: Tensor | None) -> dict[str, float]:
+    """The scores of the columns, of what the run says or of what is left without its target."""
+    said = run.predictions.of_part(run.part)
+    if target is not None:
+        said = replace(said, probabilities=unsoften(torch.tensor(said.probabilities), target.double()).numpy())
+    with tempfile.TemporaryDirectory() as scratch:
+        write_predictions(Path(scratch) / "predictions.csv", said)
+        judged = judge(Path(scratch) / "predictions.csv", draws=1)
+    before, after = judged["calibration"]["before"], judged["calibration"]["after"]
+    values = [judged["scores"]["accuracy"], judged["scores"]["balanced_accuracy"]]
+    values += [stage[name] for stage in (before, after) for name in ("ece", "nll")]
+    return {name: round(value["value"], 4) for name, value in zip(HEADS[1:], values, strict=True)}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: as the network says, and after the arrow with the soft labels taken out."""
+    lines = [f"| {' | '.join(HEADS)} |", "|---|" + "--:|" * (len(HEADS) - 1)]
+    for row in rows:
+        said, left = row["said"], row["unsoftened"]
+        pairs = [f"{said[name]:.3f} → {left[name]:.3f}" if left else f"{said[name]:.3f}" for name in HEADS[1:]]
+        lines.append(f"| {' | '.join([row['run'], *pairs])} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("results/isic2018"))
+    parser.add_argument("--out", type=Path, default=Path("results/unsoftened"))
+    parser.add_argument("--document", type=Path, help="also put the table between the markers of this page")
+    given = parser.parse_args()
+    rows = []
+    for result in read_results(given.results):
+        run, target = open_run(result.path), target_of(result)
+        left = None if target is None else scores(run, target)
+        rows.append({"run": result.content["name"], "said": scores(run, None), "unsoftened": left})
+        print(table(rows[-1:]).splitlines()[-1], flush=True)
+    write_whole(given.out.with_suffix(".json"), json.dumps(rows, indent=1) + "\n")
+    write_whole(given.out.with_suffix(".md"), table(rows))
+    if given.document:
+        page = given.document.read_text(encoding="utf-8")
+        write_whole(given.document, fill_markers(page, {"unsoftened": table(rows)}, given.document.name))
+
+
+if __name__ == "__main__":
+    main()
