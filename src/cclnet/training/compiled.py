@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 import torch._inductor
 
+from cclnet.network import Classifier
+
 # Choices of the compiler that cost seconds at the start and gain nothing here. Trying several launch shapes for
-# every pointwise kernel took 15 s and made no network of ours faster; partitions are for the compiler's own graphs.
+# every pointwise kernel took 15 s and made no network of ours faster; partitions are for the compiler's own graphs;
+# other orders of loops are a twelfth of its work, and networks in channels_last have one order throughout; sizes that
+# cannot change need no checks.
 QUICK_START: dict[str, str | int | bool | Callable[..., Any]] = {
     "triton.autotune_pointwise": False,
     "graph_partition": False,
+    "loop_ordering_after_fusion": False,
+    "size_asserts": False,
 }
+ROOM = 24 * 2**30  # free memory of the device with which a second network beside the first one cannot do harm
 
 
 def compiled(work: Any, fullgraph: bool = False) -> Any:
@@ -25,24 +34,55 @@ def compiled(work: Any, fullgraph: bool = False) -> Any:
     return torch.compile(work, fullgraph=fullgraph, options=options)
 
 
-def recorded(work: Callable[[], object], optimizer: torch.optim.Optimizer) -> torch.cuda.CUDAGraph:
+def recorded(
+    work: Callable[[], object], optimizer: torch.optim.Optimizer, beside: Callable[[], None] | None = None
+) -> torch.cuda.CUDAGraph:
     """``work``, which fills the gradients of the optimizer's parameters, as a graph: a replay does it again.
 
-    It is run three times first, for that is when compilers compile and libraries choose.
+    It is run three times first, for that is when compilers compile and libraries choose. ``beside`` runs in a thread
+    meanwhile.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
+    helper = threading.Thread(target=beside or (lambda: None), name="rehearsal")
+    helper.start()
     with torch.cuda.stream(stream), _no_garbage_collection():
         for _ in range(3):
             optimizer.zero_grad(set_to_none=True)
             work()
+    helper.join()
     torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.empty_cache()  # what the rehearsal needed; while recording nothing can be given back
     optimizer.zero_grad(set_to_none=True)  # so that a replay writes gradients instead of adding
     graph = torch.cuda.CUDAGraph()
     # Other threads may be loading ahead: only what this one does must be capturable.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         work()
     return graph
+
+
+def rehearse(
+    network: Classifier,
+    shape: tuple[int, ...],
+    device: torch.device,
+    precision: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    """Run a copy of the network forward and backward once, uncompiled, on images of zeros.
+
+    cuDNN loads its kernels and plans every convolution when it is first asked to; for many-layered networks that takes
+    as long as half of the compiling, needs no Python, and what is then known is known to the compiled network too.
+    Nothing else is left behind: in evaluation nothing is drawn and no average moves.
+    """
+    if torch.cuda.mem_get_info(device)[0] < ROOM:
+        return
+    try:
+        with torch.cuda.stream(torch.cuda.Stream(device)), precision():
+            rehearsed = copy.deepcopy(network).eval()
+            images = torch.zeros(shape, device=device).to(memory_format=torch.channels_last)
+            rehearsed.logits(rehearsed.features(images)).float().sum().backward()
+            torch.cuda.current_stream(device).synchronize()
+    except torch.OutOfMemoryError:  # it only saves time: the training itself may well fit
+        return
 
 
 @contextmanager

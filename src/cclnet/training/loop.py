@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from cclnet.errors import InputError, NotFinite
 from cclnet.network import CCLNet, Classifier
 from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_latest
-from cclnet.training.compiled import compiled
+from cclnet.training.compiled import compiled, rehearse
 from cclnet.training.interrupt import StopRequest
 from cclnet.training.outcome import describe, write_outcome
 from cclnet.training.prepare import (
@@ -122,6 +122,7 @@ class Training:
             settings.clip,
             compile=compiling,
             capture=compiling and on_gpu and fabric.world_size == 1,
+            rehearsal=self._rehearse,
         )
         self.records: list[dict[str, Any]] = []
         self.epoch = 0  # whole epochs done
@@ -267,6 +268,12 @@ class Training:
         description = describe(self.settings, self.data, self.fabric, trained)
         description["collapse_softness"] = self.network.method.collapse_softness
         write_outcome(self.run, self.data, self.network, self.tested, rows, logits, description)
+
+    def _rehearse(self) -> None:
+        """What libraries do when they first see the network, done beside the compiling."""
+        size = self.settings.augment.crop
+        shape = (self.loader.batch_size // self.fabric.world_size, 3, size, size)
+        rehearse(self.network.classifier, shape, self.fabric.device, self.fabric.autocast)
 
     # ---- keeping -----------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ class TrainStep:
         backward: how to run backward (Fabric's, which knows about precision and strategy).
         clip: largest gradient norm of a group; 0 for none.
         capture: replay as a CUDA graph (one device only).
+        rehearsal: done in a thread while the first batch is compiled and captured.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class TrainStep:
         clip: float,
         compile: bool,
         capture: bool,
+        rehearsal: Callable[[], None] | None = None,
     ) -> None:
         self.network = network
         self.optimizer = optimizer
         self.backward = backward
         self.clip = clip
         self.capture = capture
+        self.rehearsal = rehearsal
         self.terms: list[str] = []
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: Batch | None = None
@@ -93,7 +96,7 @@ class TrainStep:
         def work() -> None:
             self._losses = self._gradients(inputs)
 
-        graph = recorded(work, self.optimizer)
+        graph = recorded(work, self.optimizer, self.rehearsal)
         for buffer, before in buffers:
             buffer.copy_(before)
         torch.cuda.set_rng_state(random_state)

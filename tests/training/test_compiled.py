@@ -1,0 +1,34 @@
+"""What is done beside the compiling leaves no trace."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from cclnet import CCLNet
+from cclnet.training import compiled
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_rehearsal_leaves_no_trace() -> None:
+    device = torch.device("cuda")
+    network = CCLNet("resnet10t", 7, "hard", backbone_settings={"drop_rate": 0.5}).to(device)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    random = torch.cuda.get_rng_state()
+    compiled.rehearse(network.classifier, (4, 3, 64, 64), device, nullcontext)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters()) and network.training
+    assert torch.equal(torch.cuda.get_rng_state(), random)
+
+
+def test_no_rehearsal_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (compiled.ROOM - 1, compiled.ROOM))
+    network = CCLNet(torch.nn.Linear(5, 6), 3, "hard", feature_width=6)
+    monkeypatch.setattr(compiled.copy, "deepcopy", lambda network: pytest.fail("a second network was made"))
+    compiled.rehearse(network.classifier, (2, 5), torch.device("cpu"), nullcontext)
+
+
+def test_options_are_those_this_torch_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(compiled.QUICK_START, "no_such_option", True)
+    monkeypatch.setattr(torch, "compile", lambda work, **asked: asked["options"])
+    assert set(compiled.compiled(None)) == set(compiled.QUICK_START) - {"no_such_option"}
