@@ -25,6 +25,7 @@ __all__ = [
     "cross_entropy",
     "dictionary_distance",
     "full_precision",
+    "inverse_of",
     "kl_to_target",
     "log_complement",
     "rows_of",
@@ -33,7 +34,10 @@ __all__ = [
     "softness",
     "squared_distance",
     "unsoften",
+    "unsoften_by",
 ]
+
+LEAST = 1e-3  # what taking soft labels out leaves to every class
 
 Function = TypeVar("Function", bound=Callable[..., Tensor])
 
@@ -224,7 +228,7 @@ def collapse_point(num_classes: int, margin: float = 2.0) -> tuple[float, float]
     return num_classes * math.exp(-margin) / total, 1.0 / total
 
 
-def unsoften(probabilities: Tensor, target: Tensor, least: float = 1e-3) -> Tensor:
+def unsoften(probabilities: Tensor, target: Tensor, least: float = LEAST) -> Tensor:
     """Take the soft labels out of what a network says again: [N, K], [K, K] → [N, K].
 
     A network trained towards row k of A for the images of class k says ``q = π A``, with π the chances of the classes.
@@ -234,8 +238,17 @@ def unsoften(probabilities: Tensor, target: Tensor, least: float = 1e-3) -> Tens
     >>> unsoften(torch.tensor([[0.7, 0.3]]), torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
     tensor([[0.7500, 0.2500]])
     """
-    least_stretch = torch.linalg.svdvals(target)[-1]
-    if not least_stretch > 1e-6:
-        raise InputError("these labels cannot be taken out again: classes, or mixtures of them, share one.")
-    found = torch.linalg.solve(target.mT, probabilities.mT).mT.clamp(min=least)
+    return unsoften_by(probabilities, inverse_of(target), least)
+
+
+def inverse_of(target: Tensor) -> Tensor:
+    """``A⁻¹`` for ``unsoften_by``; labels that cannot be told apart are refused."""
+    if not torch.linalg.svdvals(target)[-1] > 1e-6:
+        raise InputError("these soft labels cannot be taken out again: classes, or mixtures of them, share one.")
+    return torch.linalg.inv(target)
+
+
+def unsoften_by(probabilities: Tensor, inverse: Tensor, least: float = LEAST) -> Tensor:
+    """``unsoften`` with the inverse at hand."""
+    found = (probabilities @ inverse).clamp(min=least)
     return found / found.sum(dim=1, keepdim=True)

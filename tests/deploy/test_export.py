@@ -53,6 +53,22 @@ def test_several_labels_in_onnx(tmp_path: Path) -> None:
     assert onnx.multilabel and onnx.info["label_threshold"] == 0.5
 
 
+def test_soft_labels_are_taken_out_in_onnx_too(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    target = [[0.85, 0.05, 0.05, 0.05], [0.1, 0.7, 0.1, 0.1], [0.0, 0.25, 0.75, 0.0], [0.1, 0.1, 0.1, 0.7]]
+    run = write_run(tmp_path / "run", target=target)
+    out = export(run, "onnx")
+    onnx, torch_ = cclnet.load(out), cclnet.load(run, device="cpu")
+    images = check_images((32, 32), 9)
+    np.testing.assert_allclose(onnx.run(images)[0], torch_.run(images)[0], atol=1e-5)
+    assert onnx.info["done_by_the_file"] == ["normalise", "target", "temperature"]
+    assert "inverse of target" in onnx.info["output"] and "taken out" in (out / "README.md").read_text()
+    told = json.loads((out / "model.json").read_text()) | {"target": None}
+    (out / "model.json").write_text(json.dumps(told))
+    with pytest.raises(InputError, match="target"):
+        cclnet.load(out)
+
+
 def test_a_network_without_closed_form_has_one_output(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     out = export(write_run(tmp_path / "run", "test_convnext"), "onnx")

@@ -22,6 +22,7 @@ from cclnet.data.loader import Loader
 from cclnet.data.pixels import UnreadableImage
 from cclnet.data.table import ImageTable
 from cclnet.deploy.model import Model, Prediction
+from cclnet.functional import unsoften
 from cclnet.network import TimmClassifier
 
 
@@ -70,6 +71,33 @@ def test_probabilities_are_those_of_the_network_at_the_temperature(model: Model,
     np.testing.assert_allclose([p.probabilities for p in found], expected, atol=1e-5)
     assert [p.label for p in found] == [CLASSES[k] for k in expected.argmax(axis=1)]
     np.testing.assert_allclose([p.confidence for p in found], expected.max(axis=1), atol=1e-5)
+
+
+TARGET = [[0.85, 0.05, 0.05, 0.05], [0.1, 0.7, 0.1, 0.1], [0.0, 0.25, 0.75, 0.0], [0.1, 0.1, 0.1, 0.7]]
+
+
+def test_soft_labels_are_taken_out_before_the_temperature(model: Model, tmp_path: Path) -> None:
+    paths = write_images(tmp_path / "images")
+    plain = np.array([p.probabilities for p in model.predict(paths)]) ** 1.5  # as trained, the temperature undone
+    said = torch.tensor(plain / plain.sum(axis=1, keepdims=True))
+    left = unsoften(said, torch.tensor(TARGET, dtype=torch.float64)) ** (1 / 1.5)
+    expected = (left / left.sum(dim=1, keepdim=True)).numpy()
+    found = cclnet.load(write_run(tmp_path / "run", target=TARGET), device="cpu").predict(paths)
+    np.testing.assert_allclose([p.probabilities for p in found], expected, atol=1e-5)
+    assert not np.allclose(expected, [p.probabilities for p in model.predict(paths)], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "target", [TARGET[:3], [row[:3] for row in TARGET], [[0.5, 0.2, 0.2, 0.2]] * 4, [["1", 0, 0, 0]] * 4, "none", [[]]]
+)
+def test_a_target_that_is_none_is_refused(tmp_path: Path, target: object) -> None:
+    with pytest.raises(InputError, match="target must be null, or for each class"):
+        cclnet.load(write_run(tmp_path / "run", target=target))
+
+
+def test_a_target_that_cannot_be_taken_out_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be taken out again"):
+        cclnet.load(write_run(tmp_path / "run", target=[[0.25] * 4] * 4), device="cpu")
 
 
 def test_several_labels_are_those_over_half(tmp_path: Path) -> None:

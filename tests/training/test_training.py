@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cclnet import CCLNet, InputError
+from cclnet import CCLNet, InputError, functional
+from cclnet.predictions import read_predictions
 from cclnet.training.loop import train
 from cclnet.training.settings import Settings, make_settings
 
@@ -84,6 +85,20 @@ def test_shipped_weights_give_the_predictions(tmp_path: Path) -> None:
         probabilities = torch.softmax(net(image), dim=1)[0].numpy()
     expected = predictions.loc[name, [f"p_{c}" for c in model["classes"]]].to_numpy(dtype=float)
     np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+
+
+def test_soft_labels_are_taken_out_of_the_probabilities(tmp_path: Path) -> None:
+    tiny = {**TINY, "method": "lsr-a5", "method_settings": {}, "epochs": 1}
+    both = {name: make_settings({**tiny, "unsoften": name == "left"}) for name in ("plain", "left")}
+    plain, left = (train(both[name], tmp_path / name, accelerator="cpu", progress=False) for name in both)
+    model = json.loads((left / "model.json").read_text())
+    assert json.loads((plain / "model.json").read_text())["target"] is None
+    said, found = (read_predictions(path / "predictions.csv").probabilities for path in (plain, left))
+    expected = functional.unsoften(torch.tensor(said), torch.tensor(model["target"], dtype=torch.float64))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert np.abs(found - said).max() > 0.01
+    with pytest.raises(InputError, match=r"no soft labels to take out again \(unsoften\): focal has none"):
+        train(make_settings({**tiny, "method": "focal", "unsoften": True}), tmp_path / "none", accelerator="cpu")
 
 
 @pytest.mark.parametrize("method", ["hard", "lsr-u5", "lsr-a1"])

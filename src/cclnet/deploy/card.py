@@ -85,6 +85,7 @@ def _facts(description: Description) -> list[tuple[str, str]]:
                   f"{description.short_side}"),
         ("Output", "a probability for each class, " + ("each of its own (sigmoid)" if description.multilabel
                    else "together one (softmax)")),
+        *([("Soft labels", "those of its training are taken out of the probabilities")] if description.target else []),
         ("Temperature", f"{fitted:.4g}, already applied" if fitted else "none fitted: probabilities are as trained"),
         ("Maps", "in closed form (class activation maps)" if description.info["maps"]
                  else "by Grad-CAM, from the run folder or the weights"),

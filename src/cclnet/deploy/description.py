@@ -31,6 +31,7 @@ class Description:
         mean, std: of the channels, in 0..1.
         temperature: by which logits are divided; None where none was fitted.
         info: model.json as it stands.
+        target: the soft labels that are taken out of the probabilities, [K][K]; None where they are left as they are.
     """
 
     backbone: str
@@ -42,6 +43,7 @@ class Description:
     std: tuple[float, float, float]
     temperature: float | None
     info: dict[str, Any]
+    target: tuple[tuple[float, ...], ...] | None = None
 
     def baked_in(self) -> dict[str, Any]:
         """What is part of an exported program, so that changing it in model.json alone would deceive."""
@@ -52,6 +54,7 @@ class Description:
             "mean": list(self.mean),
             "std": list(self.std),
             "temperature": self.temperature,
+            "target": None if self.target is None else [list(row) for row in self.target],
         }
 
 
@@ -74,6 +77,8 @@ def read_description(path: Path) -> Description:
         for name, (words, right) in _FIELDS.items()
         if not right(info.get(name))
     ]
+    if not wrong and info.get("target") is not None and not _labels(info["target"], info):
+        wrong = ["target must be null, or for each class shares of all classes that sum to one (of one label an image)"]
     if not wrong and max(info["crop"]) > info["short_side"]:
         wrong = [f"crop {info['crop']} does not fit into images with a short side of {info['short_side']}"]
     if wrong:
@@ -88,6 +93,7 @@ def read_description(path: Path) -> Description:
         std=tuple(map(float, info["std"])),  # type: ignore[arg-type]
         temperature=None if info.get("temperature") is None else float(info["temperature"]),
         info=info,
+        target=None if info.get("target") is None else tuple(tuple(map(float, row)) for row in info["target"]),
     )
 
 
@@ -110,6 +116,16 @@ def _names(value: object) -> bool:
 
 def _channels(value: object, least: float) -> bool:
     return isinstance(value, list) and len(value) == 3 and all(_number(v) and least <= v <= 1000 for v in value)
+
+
+def _labels(value: object, info: dict[str, Any]) -> bool:
+    size = len(info["classes"])
+
+    def distribution(row: object) -> bool:
+        shares = isinstance(row, list) and len(row) == size and all(_number(v) and 0 <= v <= 1 for v in row)
+        return shares and abs(math.fsum(row) - 1) < 1e-4  # type: ignore[arg-type]
+
+    return not info["multilabel"] and isinstance(value, list) and len(value) == size and all(map(distribution, value))
 
 
 _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {

@@ -23,6 +23,7 @@ from cclnet.deploy.weights import read_shipped
 from cclnet.errors import InputError, unknown
 from cclnet.evaluation.runs import PREDICTIONS
 from cclnet.files import make_folder, write_whole
+from cclnet.functional import LEAST
 
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model.safetensors"}
 
@@ -135,8 +136,8 @@ def exported_info(
             f"cut out the centre, {height} x {width} (height x width)",
             "normalise: (x / 255 - mean) / std, by channel",
         ],
-        "done_by_the_file": ["normalise", "temperature"] if format != "safetensors" else [],
-        "output": "sigmoid of logits / temperature" if description.multilabel else "softmax of logits / temperature",
+        "done_by_the_file": _done_by_the_file(description) if format != "safetensors" else [],
+        "output": _output_in_words(description),
         "label_threshold": 0.5 if description.multilabel else None,
         "thresholds": curve,
         "maps": shipped.maps,
@@ -147,3 +148,19 @@ def exported_info(
             "versions": {name: version(name) for name in packages},
         },
     }
+
+
+def _done_by_the_file(description: Description) -> list[str]:
+    return ["normalise", *(["target"] if description.target is not None else []), "temperature"]
+
+
+def _output_in_words(description: Description) -> str:
+    """Whoever takes the plain weights finds here what is to be done with them."""
+    if description.multilabel:
+        return "sigmoid of logits / temperature"
+    if description.target is None:
+        return "softmax of logits / temperature"
+    return (
+        "softmax of log(p) / temperature, p = softmax of logits times the inverse of target, "
+        f"at least {LEAST:g} each, made to sum to one"
+    )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cclnet.data.augment import normalise
 from cclnet.deploy.description import Description
+from cclnet.functional import inverse_of, unsoften_by
 
 
 class Shipped(nn.Module):
@@ -28,6 +29,9 @@ class Shipped(nn.Module):
         self.std: Tensor
         self.register_buffer("mean", torch.tensor(description.mean), persistent=False)
         self.register_buffer("std", torch.tensor(description.std), persistent=False)
+        self.inverse: Tensor | None
+        target = None if description.target is None else torch.tensor(description.target, dtype=torch.float64)
+        self.register_buffer("inverse", None if target is None else inverse_of(target), persistent=False)
         self.eval()
         self.layout = map_layout(self, description.crop)
         self.maps = maps and self.layout is not None
@@ -37,6 +41,8 @@ class Shipped(nn.Module):
         return self.model.forward_features(normalise(batch, self.mean, self.std))
 
     def probabilities(self, logits: Tensor) -> Tensor:
+        if self.inverse is not None:
+            logits = unsoften_by(torch.softmax(logits, dim=1), self.inverse.to(logits.dtype)).log()
         scaled = logits / self.temperature
         return torch.sigmoid(scaled) if self.multilabel else torch.softmax(scaled, dim=1)
 

@@ -98,6 +98,8 @@ class Training:
         if compiling:
             torch._dynamo.reset()  # it keeps few versions of a function: those of earlier runs must not use them up
         self.network = make_network(settings, data).to(memory_format=torch.channels_last)
+        if settings.unsoften and self.network.method.target() is None:
+            raise InputError(f"there are no soft labels to take out again (unsoften): {settings.method} has none.")
         if settings.batch_norm == "sync":
             if not on_gpu:
                 raise InputError("batch_norm 'sync' needs GPUs: on a CPU use 'batch' or 'frozen'.")
@@ -267,6 +269,8 @@ class Training:
         trained = {"epochs": self.epoch, "best": self.best, "seconds": round(self.seconds, 3)}
         description = describe(self.settings, self.data, self.fabric, trained)
         description["collapse_softness"] = self.network.method.collapse_softness
+        target = self.network.method.target() if self.settings.unsoften else None
+        description["target"] = None if target is None else target.double().tolist()
         write_outcome(self.run, self.data, self.network, self.tested, rows, logits, description)
 
     def _rehearse(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from cclnet.functional import unsoften
 from cclnet.network import CCLNet, Classifier
 from cclnet.predictions import Predictions, write_predictions
 from cclnet.training.prepare import PreparedData
@@ -31,12 +32,17 @@ def write_outcome(
     matrix = network.soft_labels()
     if matrix is not None:
         run.write_correlation(matrix, data.table.classes)
-    write_predictions(run.predictions, predictions(data, rows, logits))
+    write_predictions(run.predictions, predictions(data, rows, logits, description["target"]))
 
 
-def predictions(data: PreparedData, rows: npt.NDArray[np.intp], logits: Tensor) -> Predictions:
+def predictions(
+    data: PreparedData, rows: npt.NDArray[np.intp], logits: Tensor, target: list[list[float]] | None = None
+) -> Predictions:
+    """What the model says of some rows; ``target`` is taken out of it where it is given."""
     table = data.table
     probabilities = torch.sigmoid(logits) if table.multilabel else torch.softmax(logits, dim=1)
+    if target is not None:
+        probabilities = unsoften(probabilities, torch.tensor(target, dtype=probabilities.dtype))
     return Predictions(
         images=np.array([table.names[i] for i in rows]),
         labels=table.labels[rows],

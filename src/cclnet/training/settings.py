@@ -50,6 +50,7 @@ class Settings:
     weights: str = ""  # a .safetensors file, or a state dict without pickled code
     method: str = "ccl"
     method_settings: dict[str, Any] = field(default_factory=dict)
+    unsoften: bool = False  # take the soft labels out of the probabilities of the finished model again
     # optimisation
     epochs: int = 160
     batch_size: int = 128  # over all devices together
