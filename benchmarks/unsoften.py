@@ -4,7 +4,9 @@
 
 judges every kept run that was trained with soft labels twice, on the same images: as its network says, and with its
 target taken out (``cclnet.functional.unsoften``), which needs no further data. Writes results/unsoftened.json and .md,
-and the table into the page.
+and the table into the page. Then it asks how much of the class frequencies in the label it takes to come to the paper's
+rows of LSR-a: what is left of the run with LSR-a5 is mixed with them again by ever more, and scored
+(results/prior_readings.md).
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from cclnet.evaluation.judge import judge
 from cclnet.evaluation.runs import Run, open_run
+from cclnet.evaluation.scores import score
 from cclnet.files import write_whole
 from cclnet.functional import unsoften
 from cclnet.methods import Classes, build_method
@@ -32,6 +36,8 @@ from cclnet.reproduce.results import Result, read_results
 HEADS = [
     "run", "accuracy", "balanced accuracy", "ECE", "log loss", "ECE after temperature", "log loss after temperature",
 ]  # fmt: skip
+
+EPSILONS = (0.0, 0.1, 0.3, 0.5, 0.5228, 0.55, 0.6, 0.61, 0.62, 0.63, 0.65)
 
 
 def target_of(result: Result) -> Tensor | None:
@@ -72,6 +78,20 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def prior_readings(result: Result) -> str:
+    """Markdown: accuracy, F1 and kappa if the label had held this much of the class frequencies."""
+    run, target = open_run(result.path), target_of(result)
+    assert target is not None
+    said = run.predictions.of_part(run.part)
+    left = unsoften(torch.tensor(said.probabilities), target.double()).numpy()
+    prior = np.array(result.content["class_counts"]) / sum(result.content["class_counts"])
+    lines = ["| ε of the label | accuracy | F1 | kappa |", "|--:|--:|--:|--:|"]
+    for epsilon in EPSILONS:
+        scored = score(replace(said, probabilities=(1 - epsilon) * left + epsilon * prior))[0]
+        lines.append(f"| {epsilon:g} | {' | '.join(f'{scored[n]:.3f}' for n in ('accuracy', 'macro_f1', 'kappa'))} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("results/isic2018"))
@@ -86,6 +106,9 @@ def main() -> None:
         print(table(rows[-1:]).splitlines()[-1], flush=True)
     write_whole(given.out.with_suffix(".json"), json.dumps(rows, indent=1) + "\n")
     write_whole(given.out.with_suffix(".md"), table(rows))
+    found = [result for result in read_results(given.results) if result.cell.name == "paper-resnet18-lsr-a5-seed0"]
+    if found:
+        write_whole(given.out.with_name("prior_readings.md"), prior_readings(found[0]))
     if given.document:
         page = given.document.read_text(encoding="utf-8")
         write_whole(given.document, fill_markers(page, {"unsoftened": table(rows)}, given.document.name))
