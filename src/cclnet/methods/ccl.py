@@ -11,41 +11,24 @@ from cclnet.head import CCLHead
 from cclnet.methods.base import Classes, Loss, Method, check_kl_weight
 
 
-class CCL(Method):
-    """``L = CE(q, y) + w KL(p_y ‖ q)`` for the network, plus the head's own loss, in one sum; the paper has w = 1.
+class DictionaryMethod(Method):
+    """``L = CE(q, y) + w KL(p_y ‖ q)`` for the network, plus the loss of the head that learns p, in one sum.
 
     The soft labels p are those of the dictionary before the step, as in the paper's algorithm, and constants
     for the network; the head sees detached features. Neither part's gradient reaches the other.
     """
 
-    def __init__(
-        self,
-        classes: Classes,
-        widths: Sequence[int] = (1024, 1024, 512),
-        margin: float = 2.0,
-        correlation_weight: float = 10.0,
-        patience: int | None = 10,
-        dictionary_norm: float = 2.0**0.5,
-        kl_weight: float = 1.0,
-        temperature: float = 1.0,
-        sharpen: float = 1.0,
-    ) -> None:
+    def __init__(self, classes: Classes, head: CCLHead, kl_weight: float) -> None:
         super().__init__(classes)
         self.kl_weight = check_kl_weight(kl_weight)
-        self.head = CCLHead(
-            classes.in_features,
-            classes.num_classes,
-            widths=widths,
-            margin=margin,
-            correlation_weight=correlation_weight,
-            patience=patience,
-            dictionary_norm=dictionary_norm,
-            temperature=temperature,
-            sharpen=sharpen,
-        )
+        self.head = head
+
+    def head_weight(self, labels: Tensor, weight: Tensor | None) -> Tensor | None:
+        """What the samples weigh in the head's loss."""
+        return weight
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
-        head_terms = self.head(features, labels, weight)  # first: it checks the batch
+        head_terms = self.head(features, labels, self.head_weight(labels, weight))  # first: it checks the batch
         target = functional.rows_of(self.head.soft_labels(), labels)
         return Loss.of(
             cross_entropy=functional.cross_entropy(logits, labels, weight),
@@ -66,3 +49,32 @@ class CCL(Method):
     @property
     def collapse_softness(self) -> float:
         return self.head.collapse_softness
+
+
+class CCL(DictionaryMethod):
+    """The paper's method, which has w = 1, with its head as it stands there."""
+
+    def __init__(
+        self,
+        classes: Classes,
+        widths: Sequence[int] = (1024, 1024, 512),
+        margin: float = 2.0,
+        correlation_weight: float = 10.0,
+        patience: int | None = 10,
+        dictionary_norm: float = 2.0**0.5,
+        kl_weight: float = 1.0,
+        temperature: float = 1.0,
+        sharpen: float = 1.0,
+    ) -> None:
+        head = CCLHead(
+            classes.in_features,
+            classes.num_classes,
+            widths=widths,
+            margin=margin,
+            correlation_weight=correlation_weight,
+            patience=patience,
+            dictionary_norm=dictionary_norm,
+            temperature=temperature,
+            sharpen=sharpen,
+        )
+        super().__init__(classes, head, kl_weight)

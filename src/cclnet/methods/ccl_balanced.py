@@ -10,15 +10,15 @@ from torch import Tensor
 from cclnet import functional
 from cclnet.errors import InputError, unknown
 from cclnet.head import CCLHead
-from cclnet.methods.base import Classes, Loss, Method, check_kl_weight
+from cclnet.methods.base import Classes
+from cclnet.methods.ccl import DictionaryMethod
 
 BALANCES = ("weights", "prior")
 
 
-class CCLBalanced(Method):
-    """``L = CE(q, y) + w KL(p_y ‖ q)`` and the head's own loss as in ``ccl``, with two changes to the head: its cross
-    entropy is balanced over classes, and how unequal the distances between classes are, not softness, says when to
-    freeze.
+class CCLBalanced(DictionaryMethod):
+    """As ``ccl``, with two changes to the head: its cross entropy is balanced over classes, and how unequal the
+    distances between classes are, not softness, says when to freeze.
 
     ``balance`` "weights" weighs each image by ``N / (K n_y)``; "prior" adds ``log(n_k / N)`` to the head's logits while
     it learns, so that its distances need not carry the class frequencies.
@@ -39,15 +39,13 @@ class CCLBalanced(Method):
         temperature: float = 1.0,
         sharpen: float = 1.0,
     ) -> None:
-        super().__init__(classes)
         if balance not in BALANCES:
             raise unknown("balance", balance, BALANCES)
-        self.kl_weight = check_kl_weight(kl_weight)
         prior = classes.prior()
         if not bool((prior > 0).all()):
             empty = [k for k, share in enumerate(prior.tolist()) if share == 0]
             raise InputError(f"ccl-balanced needs training images of every class; classes {empty} have none.")
-        self.head = HoldingHead(
+        head = HoldingHead(
             classes.in_features,
             classes.num_classes,
             hold,
@@ -60,33 +58,14 @@ class CCLBalanced(Method):
             sharpen=sharpen,
         )
         if balance == "prior":
-            self.head.prior_logits.copy_(prior.log())
+            head.prior_logits.copy_(prior.log())
+        super().__init__(classes, head, kl_weight)
         weights = 1.0 / (classes.num_classes * prior) if balance == "weights" else torch.ones_like(prior)
         self.register_buffer("class_weights", weights.float(), persistent=False)
 
-    def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
+    def head_weight(self, labels: Tensor, weight: Tensor | None) -> Tensor:
         of_class = functional.rows_of(self.class_weights[:, None], labels)[:, 0]
-        head_terms = self.head(features, labels, of_class if weight is None else of_class * weight)
-        target = functional.rows_of(self.head.soft_labels(), labels)
-        return Loss.of(
-            cross_entropy=functional.cross_entropy(logits, labels, weight),
-            kl=self.kl_weight * functional.kl_to_target(logits, target, weight),
-            **head_terms,
-        )
-
-    @property
-    def hard_share(self) -> float:
-        return 1.0 / (1.0 + self.kl_weight)
-
-    def soft_labels(self) -> Tensor:
-        return self.head.soft_labels()
-
-    def end_epoch(self) -> dict[str, float]:
-        return self.head.end_epoch()
-
-    @property
-    def collapse_softness(self) -> float:
-        return self.head.collapse_softness
+        return of_class if weight is None else of_class * weight
 
 
 class HoldingHead(CCLHead):
