@@ -1,6 +1,6 @@
 """What soft labels do to probabilities, and what is left when they are taken out again, from kept results alone.
 
-    python benchmarks/unsoften.py --document docs/method.md
+    python benchmarks/unsoften.py --document docs/using.md
 
 judges every kept run that was trained with soft labels twice, on the same images: as its network says, and with its
 target taken out (``cclnet.functional.unsoften``), which needs no further data. Writes results/unsoftened.json and .md,

@@ -1,6 +1,6 @@
 """What the ways of using CCL-Net's soft labels do, on drawn lesions, several seeds, paired tests.
 
-    python benchmarks/uses.py --document docs/method.md
+    python benchmarks/uses.py --document docs/using.md
 
 trains CCL-Net as it is and with one thing changed at a time (the weight of the soft label, its temperature, sharpened
 once it is frozen, images mixed with their labels, the labels taken out again), with the recipe of ``cclnet

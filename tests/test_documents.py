@@ -39,8 +39,8 @@ def test_the_planted_table_is_that_of_the_results() -> None:
         ("multilabel.md", "multilabel", "multilabel.md", ""),
         ("data.md", "decode", "data.md", "Not measured yet."),
         ("method.md", "structure", "structure.md", ""),
-        ("method.md", "uses planted", "uses_planted.md", ""),
-        ("method.md", "unsoftened", "unsoftened.md", ""),
+        ("using.md", "uses planted", "uses_planted.md", ""),
+        ("using.md", "unsoftened", "unsoftened.md", ""),
         ("reproduce.md", "prior readings", "prior_readings.md", ""),
     ],
 )

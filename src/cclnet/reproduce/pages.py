@@ -142,15 +142,17 @@ def fill_markers(text: str, blocks: Mapping[str, str], name: str = "the document
 
 
 def documents(root: Path, results: Path) -> dict[Path, str]:
-    """docs/reproduce.md, docs/method.md and README.md below ``root`` as they should be with the results in a folder."""
+    """The documents below ``root`` that show results, as they should be with the results in a folder."""
     seeds = Seeds(results)
     found, tables = read_results(results), grids(results, seeds)
     blocks = {name: in_markdown(content) for name, content in tables.items()}
     short = table1_grid(found, seeds, scores=("accuracy", "kappa"))
-    beyond = {name: blocks.pop(name) for name in ("looks", "tune-looks", "uses")}
+    structure, *scored = tables["looks"]
+    blocks["looks"], blocks["looks scores"] = in_markdown([structure]), in_markdown(scored)
     wanted = {
+        "docs/method.md": {"looks": blocks.pop("looks")},
+        "docs/using.md": {name: blocks.pop(name) for name in ("looks scores", "tune-looks", "uses")},
         "docs/reproduce.md": {**blocks, "runs": runs_in_words(found)},
-        "docs/method.md": beyond,
         "README.md": {"table1": markdown(short)},
     }
     return {
