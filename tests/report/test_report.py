@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -94,6 +95,16 @@ def test_hard_labels_leave_the_soft_labels_out(make_run: MakeRun) -> None:
     run = make_run(method="hard")
     page = read_page(write_report(run, judge(run, draws=50)))
     assert page.problems == [] and "Soft labels" not in page.text and "Rank in soft labels" not in page.text
+
+
+def test_soft_labels_that_are_taken_out_are_told(make_run: MakeRun) -> None:
+    run = make_run()
+    model = json.loads((run / "model.json").read_text())
+    size = len(model["classes"])
+    assert "taken out of the probabilities" not in read_page(write_report(run, judge(run, draws=50))).text
+    model["target"] = np.full((size, size), 0.2 / size).tolist()
+    (run / "model.json").write_text(json.dumps(model))
+    assert "taken out of the probabilities" in read_page(write_report(run, judge(run, draws=50))).text
 
 
 def test_a_class_without_images_is_named(make_run: MakeRun) -> None:

@@ -175,6 +175,7 @@ def _made(judged: Judged) -> list[tuple[str, str]]:
         ("Seed", trained.get("seed")),
         ("Device", trained.get("device")),
         ("Training time", duration_text(trained["seconds"]) if trained.get("seconds") is not None else None),
+        ("Soft labels", "taken out of the probabilities again" if model.get("target") else None),
         ("Temperature", judged["calibration"]["temperature"]["value"]),
     ]
     known = [(name, value) for name, value in lines if value is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,8 @@ def _correlation_words(judged: Mapping[str, Any]) -> str:
         from cclnet.data.synthetic import planted_similarity
 
         truth = agreement(correlation["matrix"], planted_similarity(len(judged["classes"])))
-        words += f", rank correlation with the planted similarity {truth:.2f}"
+        if not math.isnan(truth):  # labels that are the same for all pairs follow nothing
+            words += f", rank correlation with the planted similarity {truth:.2f}"
     if correlation["rarity_agreement"] is not None:
         words += f", with class rarity {correlation['rarity_agreement']:.2f}"
     return words
