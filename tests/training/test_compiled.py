@@ -1,5 +1,8 @@
 """What is done beside the compiling leaves no trace."""
 
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -7,6 +10,13 @@ import torch
 
 from cclnet import CCLNet
 from cclnet.training import compiled
+
+
+def test_the_compiler_s_algebra_is_remembered() -> None:
+    code = "import cclnet.training.loop, sympy.core.cache; print(sympy.core.cache.SYMPY_CACHE_SIZE)"
+    environment = {name: value for name, value in os.environ.items() if name != "SYMPY_CACHE_SIZE"}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "None"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
