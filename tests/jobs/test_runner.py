@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from multiprocessing.connection import Connection
@@ -12,6 +13,7 @@ import pytest
 
 from cclnet import InputError
 from cclnet.jobs.job import Job, Work
+from cclnet.jobs.outcome import Log, Outcome
 from cclnet.jobs.results import read_results
 from cclnet.jobs.runner import run_jobs
 from cclnet.jobs.worker import Message
@@ -56,6 +58,22 @@ def test_one_job_that_fails_or_dies_stops_no_other(tmp_path: Path) -> None:
     assert {r.path.stem: r.value("accuracy") for r in read_results(tmp_path / "results")} == pytest.approx(
         {GOOD.name: 0.9, TRAINED.name: 0.95, DONE.name: 0.8}
     )
+
+
+def test_the_log_stands_whenever_a_job_ended(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"of": "another command"}\n', encoding="utf-8")
+    log, seen = Log(tmp_path, time.time() - 90, {"what": "both"}), []
+
+    def note(outcome: Outcome) -> None:
+        log.write(outcome)
+        seen.append([json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()])
+
+    run_jobs([GOOD, TRAINED, WRONG], work(tmp_path), parallel=1, trainer=staged, on_end=note)
+    assert all(len(lines) == 2 and lines[0] == {"of": "another command"} for lines in seen)
+    told = [line for _, line in seen]
+    assert [line["unfinished"] for line in told] == [2, 1, 0, 0]  # after each of the three, and at the end
+    assert set(told[-1]["done"]) == {TRAINED.name, GOOD.name} and told[-1]["failed"] == 1
+    assert told[-1]["what"] == "both" and told[-1]["minutes"] >= 1.5
 
 
 def test_after_the_deadline_nothing_is_begun(tmp_path: Path) -> None:

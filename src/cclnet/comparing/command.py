@@ -15,7 +15,7 @@ from cclnet.errors import InputError, unknown
 from cclnet.evaluation.compare import compare
 from cclnet.files import make_folder
 from cclnet.jobs.job import Job, Work
-from cclnet.jobs.outcome import Outcome
+from cclnet.jobs.outcome import Log, Outcome
 from cclnet.jobs.runner import run_jobs
 from cclnet.jobs.show import Show
 from cclnet.report import write_comparison
@@ -64,6 +64,8 @@ def compare_methods(request: Request, console: Console | None = None) -> Outcome
     contestants = _prepare(request, console)
     reference = _reference(request, contestants)
     jobs = jobs_of(request, contestants)
+    asked = {"methods": list(jobs), "seeds": request.seeds, "parallel": request.parallel}
+    log = Log(request.results, began, asked)
     work = Work(
         runs=request.out / "runs",
         results=make_folder(request.results),
@@ -72,12 +74,10 @@ def compare_methods(request: Request, console: Console | None = None) -> Outcome
         cache_dir=request.cache_dir,
     )
     seed_by_seed = [job for of_seed in zip(*jobs.values(), strict=True) for job in of_seed]
-    outcome = run_jobs(seed_by_seed, work, request.parallel, Show(console))
+    outcome = run_jobs(seed_by_seed, work, request.parallel, Show(console), on_end=log.write)
     finished = {label: [path for job in own if (path := work.result(job)).exists()] for label, own in jobs.items()}
     _compare({label: paths for label, paths in finished.items() if paths}, reference, request, console)
-    seconds = time.time() - began
-    outcome.log(request.results, seconds, methods=list(jobs), seeds=request.seeds, parallel=request.parallel)
-    console.print(outcome.in_words(seconds), highlight=False, markup=False)
+    console.print(outcome.in_words(log.seconds), highlight=False, markup=False)
     return outcome
 
 

@@ -1,9 +1,12 @@
-"""How the jobs ended: in words, and as a line in a log beside the results."""
+"""How the jobs stand or ended: in words, and as a line in a log beside the results."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,17 @@ from cclnet.files import write_whole
 
 @dataclass
 class Outcome:
-    """The names of the jobs by how they ended; those that failed with the reason."""
+    """The names of all jobs, and of those that ended by how they did; those that failed with the reason."""
 
+    names: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    unfinished: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def unfinished(self) -> list[str]:
+        ended = {*self.done, *self.skipped, *self.failed}
+        return [name for name in self.names if name not in ended]
 
     def in_words(self, seconds: float) -> str:
         had = f"{len(self.skipped)} had their result already"
@@ -28,18 +36,31 @@ class Outcome:
         lines += [f"failed: {name}: {reason}" for name, reason in self.failed.items()]
         return "\n".join(lines)
 
-    def log(self, results: Path, seconds: float, **asked: Any) -> None:
-        """Add a line to log.jsonl beside the results: what was asked for, and what it took on the clock."""
-        if not (self.done or self.unfinished or self.failed):
-            return
+
+class Log:
+    """log.jsonl beside the results: a line for each command, with what was asked for and what it took on the clock.
+
+    The line is written again as each job ends, so that it is there even if the machine stops under the command.
+    """
+
+    def __init__(self, results: Path, began: float, asked: Mapping[str, Any]) -> None:
+        self.path, self.began, self.asked = results / "log.jsonl", began, asked
+        self.before: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        return time.time() - self.began
+
+    def write(self, outcome: Outcome) -> None:
+        if self.before is None:
+            self.before = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
         line = {
-            **asked,
-            "done": self.done,
-            "unfinished": len(self.unfinished),
-            "failed": len(self.failed),
-            "minutes": round(seconds / 60, 2),
+            "began": datetime.fromtimestamp(self.began, timezone.utc).isoformat(timespec="seconds"),
+            **self.asked,
+            "done": outcome.done,
+            "unfinished": len(outcome.unfinished),
+            "failed": len(outcome.failed),
+            "minutes": round(self.seconds / 60, 2),
         }
-        path = results / "log.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
-        write_whole(path, before + json.dumps(line) + "\n")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.path, self.before + json.dumps(line) + "\n")

@@ -40,17 +40,19 @@ def run_jobs(
     parallel: int = 1,
     show: Show | None = None,
     trainer: Callable[[Connection, str | None, int, Work], None] = serve,
+    on_end: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Outcome:
     """Run the jobs that have no result yet, ``parallel`` at a time.
 
     A job that was begun goes on from its checkpoint. One that fails is named in the outcome and stops no other.
     When the deadline of ``work`` comes, what is in training is checkpointed and stays to be gone on with.
-    ``trainer`` is what a training process runs.
+    ``trainer`` is what a training process runs; ``on_end`` is told how all stands when a job ended, and at the end.
     """
     if parallel < 1:
         raise InputError(f"parallel must be at least 1, got {parallel}.")
     finished = _finished(jobs, work)
-    outcome = Outcome(skipped=[job.name for job in jobs if job.name in finished])
+    names = [job.name for job in jobs]
+    outcome = Outcome(names, skipped=[name for name in names if name in finished])
     left = [job for job in jobs if job.name not in finished]
     show = show or Show(quiet=True)
     for name in outcome.skipped:
@@ -58,8 +60,9 @@ def run_jobs(
     for job in left:
         show.update(job.name, "waiting")
     if left:
-        with show, _Crew(work, min(parallel, len(left)), outcome, show, trainer) as crew:
+        with show, _Crew(work, min(parallel, len(left)), outcome, show, trainer, on_end) as crew:
             crew.run(left)
+        on_end(outcome)
     return outcome
 
 
@@ -90,8 +93,10 @@ class _Crew:
         outcome: Outcome,
         show: Show,
         trainer: Callable[[Connection, str | None, int, Work], None],
+        on_end: Callable[[Outcome], None],
     ) -> None:
-        self.work, self.parallel, self.outcome, self.show, self.trainer = work, parallel, outcome, show, trainer
+        self.work, self.parallel, self.outcome, self.show = work, parallel, outcome, show
+        self.trainer, self.on_end = trainer, on_end
         self.context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
         self.trainers: list[Trainer | None] = [None] * parallel
         self.judging: dict[Future[str], Job] = {}
@@ -171,7 +176,6 @@ class _Crew:
         if message.state == "trained":
             self._judge(job)
         elif message.state == "stopped":
-            self.outcome.unfinished.append(job.name)
             self.show.update(job.name, "unfinished", message.words)
         else:
             self._failed(job, message.words)
@@ -204,17 +208,18 @@ class _Crew:
             else:
                 self.outcome.done.append(job.name)
                 self.show.update(job.name, "done", future.result())
+                self.on_end(self.outcome)
 
     def _failed(self, job: Job, words: str) -> None:
         self.outcome.failed[job.name] = words
         self.show.update(job.name, "failed", words)
+        self.on_end(self.outcome)
 
     # ---- stopping ----------------------------------------------------------------------------------------------
 
     def _give_up(self, waiting: list[Job]) -> None:
         """Begin nothing more. Trainers see the deadline themselves; a signal is passed on to them."""
         for job in waiting:
-            self.outcome.unfinished.append(job.name)
             self.show.update(job.name, "unfinished", "not begun" if not self.work.run_folder(job).exists() else "")
         waiting.clear()
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from cclnet.errors import InputError, unknown
 from cclnet.jobs.job import Work
-from cclnet.jobs.outcome import Outcome
+from cclnet.jobs.outcome import Log, Outcome
 from cclnet.jobs.runner import run_jobs
 from cclnet.jobs.show import Show
 from cclnet.reproduce import experiments, looks_cells
@@ -91,6 +91,8 @@ def reproduce(request: Request, console: Console | None = None) -> Outcome:
     """Run what is asked for and has no result yet, then write the tables and figures of all results."""
     console = console or Console()
     began = time.time()
+    asked = {"what": request.what, "split": request.split, "seeds": request.seeds, "parallel": request.parallel}
+    log = Log(request.results, began, asked)
     cells = cells_of(request)
     recipes, data = read_recipes(request.recipes), _prepared(request, cells)
     work = Work(
@@ -101,12 +103,10 @@ def reproduce(request: Request, console: Console | None = None) -> Outcome:
         cache_dir=request.cache_dir,
     )
     jobs = [cell.job(recipes, data, request.smoke) for cell in cells]
-    outcome = run_jobs(jobs, work, request.parallel, Show(console))
-    asked = {"what": request.what, "split": request.split, "seeds": request.seeds, "parallel": request.parallel}
-    outcome.log(request.results, time.time() - began, **asked)
+    outcome = run_jobs(jobs, work, request.parallel, Show(console), on_end=log.write)
     for page in write_all(request.results):
         console.print(f"{page}", highlight=False, soft_wrap=True)
-    console.print(outcome.in_words(time.time() - began), highlight=False, markup=False)
+    console.print(outcome.in_words(log.seconds), highlight=False, markup=False)
     return outcome
 
 
