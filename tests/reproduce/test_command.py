@@ -25,6 +25,17 @@ def test_several_tables_share_their_cells() -> None:
     assert {cell.split for cell in cells_of(request("tune"))} == {"tune"}
 
 
+def test_all_is_what_the_pages_report_and_the_most_important_comes_first() -> None:
+    names = [cell.name for cell in cells_of(request("all"))]
+    assert len(names) == len(set(names))
+    parts = [request("table1", "table2", "figures"), request("looks", seeds=(0, 1, 2))]
+    some = {"backbones": ("resnet18",), "methods": ("hard", "lsr-u5", "ccl")}
+    parts += [request("table1", seeds=(0, 1, 2), split=split, **some) for split in ("paper", "lesion")]
+    assert {cell.name for part in parts for cell in cells_of(part)} <= set(names)
+    assert not any(name.startswith("tune") for name in names)  # choices are made, not run again
+    assert [name.split("-")[1] for name in names[:6]] == ["resnet18"] * 6
+
+
 def test_shards_share_the_cells() -> None:
     whole = {cell.name for cell in cells_of(request("table1"))}
     shards = [[cell.name for cell in cells_of(request("table1", shard=(i, 4)))] for i in (1, 2, 3, 4)]

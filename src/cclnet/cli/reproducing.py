@@ -12,7 +12,13 @@ from cclnet.cli.options import parse_list, parse_seeds
 
 
 def reproduce(
-    what: Annotated[list[str], typer.Argument(help="table1, table2, figures, tune, looks, tune-looks, uses.")],
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            help="all: what the pages report, with its seeds and splits. "
+            "Or some of it: table1, table2, figures, looks. Or what was chosen before: tune, tune-looks. Or uses."
+        ),
+    ],
     data: Annotated[str, typer.Option(help="The ISIC 2018 images, as downloaded.")] = "",
     out: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/reproduce"),
     results: Annotated[Path | None, typer.Option(help="Where results and tables go. Default: OUT/results.")] = None,

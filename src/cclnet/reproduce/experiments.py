@@ -149,9 +149,6 @@ def tune(seeds: Sequence[int] = (0,)) -> list[Cell]:
     ]
 
 
-EXPERIMENTS = ("table1", "table2", "figures", "tune", "looks", "tune-looks", "uses")
-
-
 def unique(cells: Sequence[Cell]) -> list[Cell]:
     """Each cell once, however many tables it stands in."""
     return list({cell.name: cell for cell in cells}.values())
