@@ -67,7 +67,7 @@ def test_what_has_its_result_is_compared_and_not_run_again(tmp_path: Path) -> No
     assert row.startswith("| `lsr (epsilon=0.3)` | 2 | 69.2%<br>[") and "−10.0 points [" in row
 
     other = replace(asked, settings=replace(SETTINGS, epochs=2))
-    with pytest.raises(InputError, match=r"(?s)6 results were made with other settings.*epochs was 160, is 2"):
+    with pytest.raises(InputError, match=r"(?s)6 results were made of.*epochs was 160, is 2"):
         compare_methods(other, Console(quiet=True))
 
 
@@ -79,6 +79,12 @@ def test_every_pair_and_another_score(tmp_path: Path) -> None:
     compared = json.loads((asked.results / "comparison.json").read_text())
     assert len(compared["comparisons"]) == 3 and compared["primary"] == "kappa"
     assert "Cohen's kappa" in (asked.results / "scores.md").read_text()
+
+
+def test_a_score_that_is_not_known_is_told_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="unknown score 'acuracy'; did you mean 'accuracy'"):
+        compare_methods(replace(request(tmp_path, HARD), primary="acuracy"), Console(quiet=True))
+    assert not (tmp_path / "results").exists() and not (tmp_path / "out").exists()
 
 
 def test_out_of_time_nothing_is_begun_and_nothing_compared(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import pytest
 from cclnet import InputError
 from cclnet.evaluation.runs import open_run
 from cclnet.jobs.job import Job
-from cclnet.jobs.results import differing_settings, read_results
+from cclnet.jobs.results import differs_from_result, differs_from_run, read_results
+from cclnet.training.run_folder import RunFolder
 from cclnet.training.settings import Settings, make_settings
 from made_runs import CLASSES, made_result
 
@@ -42,23 +44,44 @@ def test_methods_without_soft_labels_keep_no_matrix(tmp_path: Path) -> None:
 
 
 def test_settings_that_came_later_had_their_defaults(tmp_path: Path) -> None:
-    kept = json.loads(json.dumps(made_result(tmp_path, JOB, wrong=6).content["settings"]))
+    kept = json.loads(json.dumps(made_result(tmp_path, JOB, wrong=6).content))
     job = Job("ccl-seed0", make_settings({"data": "/elsewhere/isic", "resident": True}))
-    del kept["ema"]
-    assert differing_settings(job, kept) == []
-    kept["augment"]["hue"] = 0.5
-    kept["method_settings"]["patience"] = 3
-    assert differing_settings(job, kept) == [
+    del kept["settings"]["ema"]
+    assert differs_from_result(job, kept) == []
+    kept["settings"]["augment"]["hue"] = 0.5
+    kept["settings"]["method_settings"]["patience"] = 3
+    assert differs_from_result(job, kept) == [
         "augment.hue was 0.5, is 0.02",
         "method_settings.patience was 3, is None",
     ]
 
 
 def test_other_data_are_another_run_unless_said_otherwise(tmp_path: Path) -> None:
-    kept = made_result(tmp_path, JOB, wrong=6).content["settings"]
+    kept = made_result(tmp_path, JOB, wrong=6).content
     other = Settings(data="/elsewhere/HAM10000")
-    assert differing_settings(Job("ccl-seed0", other), kept) == ["data was isic, is HAM10000"]
-    assert differing_settings(Job("ccl-seed0", other, incidental=("data",)), kept) == []
+    assert differs_from_result(Job("ccl-seed0", other), kept) == ["data was isic, is HAM10000"]
+    assert differs_from_result(Job("ccl-seed0", other, incidental=("data",)), kept) == []
+
+
+def test_other_images_under_the_same_name_are_other_data(tmp_path: Path) -> None:
+    job = dataclasses.replace(JOB, images="0123")
+    kept = made_result(tmp_path, job, wrong=6).content
+    assert kept["fingerprint"] == "0123" and differs_from_result(job, kept) == []
+    other = dataclasses.replace(job, images="4567")
+    assert differs_from_result(other, kept) == ["it was trained on other images or labels"]
+    assert differs_from_result(other, {"settings": kept["settings"]}) == []  # older results do not say
+
+
+def test_a_run_goes_on_with_its_data_however_the_path_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder(tmp_path / "run")
+    run.create(Settings(data="some/images"))
+    assert differs_from_run(Job("ccl-seed0", Settings(data="some/images")), run) == []
+    assert differs_from_run(Job("ccl-seed0", Settings(data=str(tmp_path / "some" / "images"))), run) == []
+    found = differs_from_run(Job("ccl-seed0", Settings(data="other/images", epochs=7)), run)
+    assert found == [f"data was {tmp_path}/some/images, is {tmp_path}/other/images", "epochs was 160, is 7"]
 
 
 def test_files_that_are_no_results_are_told(tmp_path: Path) -> None:

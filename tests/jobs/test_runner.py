@@ -85,8 +85,15 @@ def test_after_the_deadline_nothing_is_begun(tmp_path: Path) -> None:
 def test_results_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
     made_result(tmp_path, DONE, wrong=12)
     again = job("lsr-u5", epochs=90, clip=5.0)
-    with pytest.raises(InputError, match=r"(?s)1 results were made.*epochs was 160, is 90; clip was 1.0, is 5.0"):
+    with pytest.raises(InputError, match=r"(?s)1 results were made of.*epochs was 160, is 90; clip was 1.0, is 5.0"):
         run_jobs([again, GOOD], work(tmp_path), trainer=staged)
+
+
+def test_a_trained_run_of_other_settings_is_not_taken_for_what_is_asked(tmp_path: Path) -> None:
+    made_run(tmp_path / "runs", job("lsr-a1", epochs=90), wrong=3)
+    outcome = run_jobs([TRAINED], work(tmp_path), trainer=staged)
+    assert "was begun with other settings (epochs was 90, is 160)" in outcome.failed[TRAINED.name]
+    assert not read_results(tmp_path / "results")
 
 
 def test_parallel_must_be_a_count(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from cclnet.comparing.contestants import Contestant, all_that_fit, check_contestants
+from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
-from cclnet.evaluation.compare import compare
+from cclnet.evaluation.compare import compare, compared_scores
 from cclnet.files import make_folder
 from cclnet.jobs.job import Job, Work
 from cclnet.jobs.outcome import Log, Outcome
@@ -21,6 +22,7 @@ from cclnet.jobs.show import Show
 from cclnet.report import write_comparison
 from cclnet.report.comparison_table import comparison_table
 from cclnet.report.words import count_text
+from cclnet.training.prepare import open_table
 from cclnet.training.settings import Settings
 
 BASELINES = ("hard", "bce")  # what all others are compared with unless told otherwise, where it takes part
@@ -61,9 +63,12 @@ def compare_methods(request: Request, console: Console | None = None) -> Outcome
     """Run what has no result yet, and write comparison.html, .md and .json, and scores.md, of all that have one."""
     console = console or Console()
     began = time.time()
-    contestants = _prepare(request, console)
+    table = open_table(request.settings)
+    if request.primary is not None and request.primary not in (known := compared_scores(table.multilabel)):
+        raise unknown("score", request.primary, known)
+    contestants = _prepare(request, table, console)
     reference = _reference(request, contestants)
-    jobs = jobs_of(request, contestants)
+    jobs = jobs_of(request, contestants, table.fingerprint())
     asked = {"methods": list(jobs), "seeds": request.seeds, "parallel": request.parallel}
     log = Log(request.results, began, asked)
     work = Work(
@@ -81,14 +86,12 @@ def compare_methods(request: Request, console: Console | None = None) -> Outcome
     return outcome
 
 
-def _prepare(request: Request, console: Console) -> Sequence[Contestant]:
-    """Open the data, choose and check the methods, and decode the images once for all runs."""
+def _prepare(request: Request, table: ImageTable, console: Console) -> Sequence[Contestant]:
+    """Choose and check the methods, and decode the images once for all runs."""
     import numpy as np
 
     from cclnet.data.decode import decode
-    from cclnet.training.prepare import open_table
 
-    table = open_table(request.settings)
     contestants, left_out = (list(request.contestants), []) if request.contestants else all_that_fit(table)
     if not contestants:
         raise InputError("there is no method for this kind of labels.")
@@ -107,15 +110,16 @@ def _with_own_settings(settings: Settings, contestant: Contestant) -> Contestant
     return replace(contestant, settings={**own, **contestant.settings})
 
 
-def jobs_of(request: Request, contestants: Sequence[Contestant]) -> dict[str, list[Job]]:
-    """The runs of each method, by its label, in the order of the seeds."""
+def jobs_of(request: Request, contestants: Sequence[Contestant], images: str = "") -> dict[str, list[Job]]:
+    """The runs of each method, by its label, in the order of the seeds. ``images`` is the fingerprint of the data."""
     jobs: dict[str, list[Job]] = {}
     for contestant in contestants:
         chosen = dict(_with_own_settings(request.settings, contestant).settings)
         own = replace(request.settings, method=contestant.method, method_settings=chosen)
         keys = {"method": contestant.method, "method_settings": dict(contestant.settings)}
         jobs[contestant.label] = [
-            Job(contestant.name(seed), replace(own, seed=seed), {**keys, "seed": seed}) for seed in request.seeds
+            Job(contestant.name(seed), replace(own, seed=seed), {**keys, "seed": seed}, images=images)
+            for seed in request.seeds
         ]
     return jobs
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,6 +66,14 @@ class ImageTable:
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    def fingerprint(self) -> str:
+        """The same for the same names, labels, classes and groups, wherever the images lie."""
+        found = hashlib.blake2b(digest_size=8)
+        for part in (self.names, self.classes, () if self.groups is None else self.groups.tolist()):
+            found.update(json.dumps(list(part)).encode())
+        found.update(np.ascontiguousarray(self.labels).tobytes())
+        return found.hexdigest()
 
     def class_counts(self, rows: npt.NDArray[np.intp] | None = None) -> npt.NDArray[np.int64]:
         """Images of each class (of the given rows), [K]."""

@@ -138,16 +138,20 @@ def compare(
     }
 
 
+def compared_scores(multilabel: bool) -> tuple[str, ...]:
+    """What is compared; those after temperature where one can be fitted."""
+    return (*(MULTI_LABEL if multilabel else SINGLE_LABEL), *CALIBRATION, *AFTER)
+
+
 def _scores(
     runs: Sequence[Run], lined: Sequence[Predictions], units: Units, draws: int, seed: int, warnings: list[str]
 ) -> Scores:
     """Every compared score of every run, and in every draw of units; the draws are the same for all runs."""
     found = [_score_run(run, reported, units, draws, seed) for run, reported in zip(runs, lined, strict=True)]
-    metrics = [*(MULTI_LABEL if lined[0].multilabel else SINGLE_LABEL), *CALIBRATION]
+    metrics = list(compared_scores(lined[0].multilabel))
     if missing := [run.name for run, own in zip(runs, found, strict=True) if AFTER[0] not in own]:
         warnings.append(f"No temperature could be fitted for {', '.join(missing)}: no scores after temperature.")
-    else:
-        metrics += AFTER
+        metrics = [name for name in metrics if name not in AFTER]
     return {m: (np.array([own[m][0] for own in found]), np.stack([own[m][1] for own in found])) for m in metrics}
 
 

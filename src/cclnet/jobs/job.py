@@ -22,6 +22,7 @@ class Job:
         settings: what to train.
         keys: what tells it from the others, as plain values; kept in its result.
         shelf: the folder of its result inside that of all results.
+        images: the fingerprint of the images and labels; empty where it is not asked for.
         incidental: settings in which what was kept of it before may differ.
     """
 
@@ -29,6 +30,7 @@ class Job:
     settings: Settings
     keys: Mapping[str, Any] = field(default_factory=dict)
     shelf: str = ""
+    images: str = ""
     incidental: tuple[str, ...] = INCIDENTAL
 
 

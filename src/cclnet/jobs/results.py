@@ -9,6 +9,7 @@ runs on the same images share. ``NAME.course.json.bz2`` has the soft labels of s
       "format": 1, "name": "paper-resnet18-ccl-seed0",
       "cell": {"backbone", "method", "seed", ...},         # what tells it from the others of its experiment
       "settings": {...},                    # all of them; of paths the last name only
+      "fingerprint": "0f1e2d3c4b5a6978" | "",              # of the images and labels
       "versions": {...}, "device": "...", "precision": "...",
       "seconds": 123.4, "images_per_second": 15500.0,      # of training; the median over epochs
       "epochs": 160, "images": 8012,        # trained on
@@ -32,9 +33,10 @@ from __future__ import annotations
 import bz2
 import dataclasses
 import json
+import os
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,12 +139,23 @@ def _as_run(
         yield folder
 
 
-def differing_settings(job: Job, kept: Mapping[str, Any]) -> list[str]:
-    """In which settings what is kept of a job differs from what is asked for now, in words.
+def differs_from_result(job: Job, kept: Mapping[str, Any]) -> list[str]:
+    """In what the result that is kept of a job differs from what is asked for now, in words."""
+    found = _differing_settings(job, kept["settings"], _last_name)
+    known = kept.get("fingerprint")
+    if job.images and known and known != job.images:
+        found.append("it was trained on other images or labels")
+    return found
 
-    A setting that the kept ones do not name yet had its default then.
-    """
-    now, then = _flat(_portable(job.settings)), _flat(_portable(Settings())) | _flat(kept)
+
+def differs_from_run(job: Job, run: RunFolder) -> list[str]:
+    """In what a run that was begun differs from what is asked for now, in words."""
+    return _differing_settings(job, _with_paths(run.read_settings(), os.path.abspath), os.path.abspath)
+
+
+def _differing_settings(job: Job, kept: Mapping[str, Any], place: Callable[[str], str]) -> list[str]:
+    """A setting that the kept ones do not name yet had its default then."""
+    now, then = _flat(_with_paths(job.settings, place)), _flat(_with_paths(Settings(), place)) | _flat(kept)
     names = [name for name in now if name.rpartition(".")[2] not in job.incidental]
     names += [name for name in then if name.startswith("method_settings.") and name not in now]
     return [
@@ -159,14 +172,18 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _portable(settings: Settings) -> dict[str, Any]:
-    """Settings as plain values that say nothing about where files lay."""
+def _with_paths(settings: Settings, place: Callable[[str], str]) -> dict[str, Any]:
+    """Settings as plain values, paths as ``place`` writes them."""
     values = dataclasses.asdict(settings)
-    for name in ("data", "weights", "image_folder"):
-        if not values[name].startswith("synthetic"):
-            values[name] = Path(values[name]).name
-    values["split"]["file"] = Path(settings.split.file).name
+    for holder, name in ((values, "data"), (values, "weights"), (values, "image_folder"), (values["split"], "file")):
+        if holder[name] and not holder[name].startswith("synthetic"):
+            holder[name] = place(holder[name])
     return values
+
+
+def _last_name(path: str) -> str:
+    """What may be kept: it says nothing about where files lay."""
+    return Path(path).name
 
 
 def _content(
@@ -188,7 +205,8 @@ def _content(
         "format": 1,
         "name": job.name,
         "cell": dict(job.keys),
-        "settings": _portable(settings),
+        "settings": _with_paths(settings, _last_name),
+        "fingerprint": job.images,
         "versions": trained["versions"],
         "device": trained["device"],
         "precision": trained["precision"],

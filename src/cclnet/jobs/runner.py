@@ -17,7 +17,7 @@ from types import FrameType
 from cclnet.errors import InputError
 from cclnet.jobs.job import Job, Work
 from cclnet.jobs.outcome import Outcome
-from cclnet.jobs.results import Result, differing_settings, read_results
+from cclnet.jobs.results import Result, differs_from_result, read_results
 from cclnet.jobs.show import Show
 from cclnet.jobs.worker import Message, begin_judging, judge_job, serve
 
@@ -67,18 +67,18 @@ def run_jobs(
 
 
 def _finished(jobs: Sequence[Job], work: Work) -> set[str]:
-    """Jobs with a result. Results that were made with other settings are not mixed in: they are named, all."""
+    """Jobs with a result. Results of other settings or images are not mixed in: they are named, all."""
     folders = {work.result(job).parent for job in jobs}
     kept: dict[str, Result] = {result.path.stem: result for folder in folders for result in read_results(folder)}
     odd = []
     for job in jobs:
         if job.name in kept:
-            different = differing_settings(job, kept[job.name].content["settings"])
+            different = differs_from_result(job, kept[job.name].content)
             odd += [f"\n  {kept[job.name].path}: {'; '.join(different)}"] if different else []
     if odd:
         raise InputError(
-            f"{len(odd)} results were made with other settings than are asked for now:{''.join(odd)}\n"
-            "Remove them to run them again, or choose another --results."
+            f"{len(odd)} results were made of something else than is asked for now:{''.join(odd)}\n"
+            "Choose another --out, or remove them and their run folders to run them again."
         )
     return {job.name for job in jobs if job.name in kept}
 

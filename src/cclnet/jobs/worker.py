@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import shutil
@@ -18,7 +17,8 @@ from typing import Any
 from cclnet.errors import InputError
 from cclnet.jobs.course import note_course
 from cclnet.jobs.job import Job, Work
-from cclnet.jobs.results import differing_settings, keep_result
+from cclnet.jobs.results import differs_from_run, keep_result
+from cclnet.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,11 @@ def serve(connection: Connection, device: str | None, threads: int, work: Work) 
 def train_job(job: Job, work: Work, tell: Callable[[str], None]) -> Path:
     """Train a job, or go on with it from its last checkpoint; returns its run folder."""
     from cclnet.training.loop import train
-    from cclnet.training.run_folder import RunFolder
 
     settings, run = job.settings, RunFolder(work.run_folder(job))
     begun = run.settings.exists()
-    if begun and (different := differing_settings(job, dataclasses.asdict(run.read_settings()))):
-        raise InputError(
-            f"{run.path} was begun with other settings ({'; '.join(different)}). "
-            "Remove the folder to begin anew, or go back to the settings it was begun with."
-        )
+    if begun:
+        _must_be_of(job, run)
 
     def on_epoch(record: Mapping[str, Any], network: Any) -> None:
         tell(_epoch_in_words(record, settings.epochs))
@@ -103,6 +99,14 @@ def train_job(job: Job, work: Work, tell: Callable[[str], None]) -> Path:
     )
 
 
+def _must_be_of(job: Job, run: RunFolder) -> None:
+    if different := differs_from_run(job, run):
+        raise InputError(
+            f"{run.path} was begun with other settings ({'; '.join(different)}). "
+            "Remove the folder to begin anew, or go back to the settings it was begun with."
+        )
+
+
 def _epoch_in_words(record: Mapping[str, Any], epochs: int) -> str:
     words = f"epoch {record['epoch']}/{epochs}, {record['images_per_second']:,.0f} images/s"
     if "softness" in record:
@@ -113,6 +117,7 @@ def _epoch_in_words(record: Mapping[str, Any], epochs: int) -> str:
 def judge_job(job: Job, work: Work) -> str:
     """Judge a trained job and keep its result; the checkpoints are not needed any more. Returns words to show."""
     run = work.run_folder(job)
+    _must_be_of(job, RunFolder(run))
     result = keep_result(job, run, work.result(job))
     shutil.rmtree(run / "checkpoints", ignore_errors=True)
     shown = list(result.content["scores"])[:2]
