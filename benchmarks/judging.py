@@ -4,6 +4,8 @@
     python benchmarks/judging.py --draws 100 --comparisons 20      # a quick look
 
 - coverage: how often the 95% interval of each score holds the truth, for images alone and in groups that are alike;
+- coverage of calibration errors, whose truth is known for models of a known sharpness, and their false alarms: five
+  seeds each of two methods that are both perfectly calibrated, one of them sharper;
 - false alarms: five seeds each of two methods that are the same, how often a difference is claimed;
 - power: the same with a true gap of two points of accuracy;
 - speed: judging 100,000 predictions of 10 classes with 1,000 bootstrap draws, from the file to the dict.
@@ -14,12 +16,13 @@ Not called statistics.py: a script of that name hides Python's own module from t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -28,9 +31,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from rich.progress import track
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from cclnet.evaluation.bootstrap import Statistic, Units, bootstrap, interval, units_of
+from cclnet.evaluation.calibration import BIASED, calibration_statistic, measure
 from cclnet.evaluation.compare import difference_test
 from cclnet.evaluation.describe import versions
 from cclnet.evaluation.judge import judge
@@ -96,7 +100,7 @@ def covered(scenario: str, draw: int) -> list[bool]:
 def of_the_whole(statistic: Statistic) -> dict[str, float]:
     """The scores of all images, as they are."""
     found = statistic.scores(np.asarray(statistic.features.sum(axis=0))[None])
-    return {name: float(found[name][0]) for name in SCORES}
+    return {name: float(value[0]) for name, value in found.items() if value.ndim == 1}
 
 
 def said(labels: Any, predicted: Any, group: Any) -> Predictions:
@@ -145,12 +149,67 @@ def told_apart(settings: tuple[float, float, int, float], draw: int) -> list[boo
     return claims
 
 
+def sharpened(sharpness: float, images: int, rng: np.random.Generator) -> Predictions:
+    """A classifier that knows the classes as well as can be known and states it too sharply: calibrated at 1."""
+    labels = rng.choice(7, images, p=SHARES)
+    seen = rng.normal(size=(images, 7)) + 2 * np.eye(7)[labels]
+    p = special.softmax(sharpness * (2 * seen + np.log(SHARES)), axis=1)
+    return Predictions(np.arange(images).astype(str), labels, p, CLASSES)
+
+
+def covered_calibration(sharpness: float, images: int, truth: dict[str, float], draw: int) -> list[bool]:
+    """Whether the intervals of the calibration errors of one simulated run hold the truth, for each of BIASED."""
+    made = sharpened(sharpness, images, np.random.default_rng((3, images, draw)))
+    units, values = units_of(made), measure(made)
+    (drawn,) = bootstrap([calibration_statistic(made)], units, 500, seed=draw)
+    ends = {name: interval(values[name], drawn[name], units.count, biased=True) for name in BIASED}
+    return [bool(low <= truth[name] <= high) for name, (low, high) in ends.items()]
+
+
+def sharper_told_apart(images: int, seeds: int, draw: int) -> list[bool]:
+    """Whether the ECE of two methods is called different, both calibrated, one nearly always sure or quite unsure."""
+    rng = np.random.default_rng((4, images, seeds, draw))
+    units, statistics_of = Units(np.arange(images), images, "images"), []
+    for way in (lambda: np.where(rng.random(images) < 0.72, 0.985, 0.5), lambda: rng.uniform(0.7, 0.99, images)):
+        for _ in range(seeds):
+            sure = way()
+            p = np.tile(((1 - sure) / 6)[:, None], 7)
+            p[:, 0] = sure
+            labels = np.where(rng.random(images) < sure, 0, 1)
+            made = Predictions(np.arange(images).astype(str), labels, p, CLASSES)
+            statistics_of.append(calibration_statistic(made))
+    drawn = np.stack([one["ece"] for one in bootstrap(statistics_of, units, 300, seed=draw)])
+    values = np.array([of_the_whole(statistic)["ece"] for statistic in statistics_of])
+    found = difference_test(values[:seeds], drawn[:seeds], values[seeds:], drawn[seeds:], True, units, draw, True)
+    return [found["p"] < 0.05]
+
+
+def calibration_errors(draws: int, comparisons: int, pool: ProcessPoolExecutor) -> dict[str, Any]:
+    """Coverage and false alarms of the calibration errors."""
+    results: dict[str, Any] = {"calibration_coverage": {}, "calibration_false_alarms": {}}
+    for sharpness, images in itertools.product((1.0, 1.15, 1.5), (200, 1000, 2000)):
+        truth = measure(sharpened(sharpness, 1_000_000, np.random.default_rng(9)))
+        one = partial(covered_calibration, sharpness, images, truth)
+        name = f"sharpness {sharpness:g}, {images:,} images"
+        results["calibration_coverage"][name] = shares(name, one, draws, pool, names=BIASED) | {"truth": truth["ece"]}
+    for images, seeds in itertools.product((200, 2000), (3, 5)):
+        name = f"{images:,} images, {seeds} seeds"
+        one_pair = partial(sharper_told_apart, images, seeds)
+        results["calibration_false_alarms"][name] = shares(name, one_pair, comparisons, pool, names=("ece",))
+    return results
+
+
 def shares(
-    words: str, one: Callable[[int], list[bool]], count: int, pool: ProcessPoolExecutor, any_of: bool = False
+    words: str,
+    one: Callable[[int], list[bool]],
+    count: int,
+    pool: ProcessPoolExecutor,
+    any_of: bool = False,
+    names: Sequence[str] = SCORES,
 ) -> dict[str, float]:
     """How often each score came out true over ``count`` draws."""
     found = np.array(list(track(pool.map(one, range(count), chunksize=5), description=words, total=count)))
-    result = {name: float(value) for name, value in zip(SCORES, found.mean(axis=0), strict=True)}
+    result = {name: float(value) for name, value in zip(names, found.mean(axis=0), strict=True)}
     return result | ({"any of them": float(found.any(axis=1).mean())} if any_of else {})
 
 
@@ -217,6 +276,7 @@ def main() -> None:
                 name: shares(f"{kind}: {name}", partial(told_apart, own), options.comparisons, pool, any_of=True)
                 for name, own in settings.items()
             }
+        results |= calibration_errors(options.draws, options.comparisons, pool)
     results["settings"] = {"draws": options.draws, "comparisons": options.comparisons, "bootstrap_draws": [1000, 500]}
     results |= {"seed": "of each draw its number", "device": f"CPU, {os.cpu_count()} cores", "versions": versions()}
     results["seconds"] = time.perf_counter() - start

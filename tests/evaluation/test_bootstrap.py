@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from cclnet.evaluation.bootstrap import Units, bootstrap, interval, units_of, units_with
+from cclnet.evaluation.calibration import calibration_statistic, measure
 from cclnet.evaluation.scores import score
 from cclnet.evaluation.weighted import decision_statistic, ranking_statistic
 from cclnet.predictions import Predictions
@@ -71,6 +72,26 @@ def test_the_interval_is_a_t_interval_of_the_logit() -> None:
     assert low * high == pytest.approx(0.64) and low < 0.8 < high
     low, high = interval(-0.5, draws - 1.3, 30, bounds=(-1.0, 1.0))
     assert -1 < low < -0.5 < high < 1
+
+
+def test_a_calibration_error_is_corrected_for_its_bias() -> None:
+    draws = 0.08 + 0.01 * np.array([-1.0, 1.0] * 50)
+    reach = stats.t.ppf(0.975, 29) * draws.std(ddof=1) * math.sqrt(30 / 29)
+    assert interval(0.05, draws, 30, biased=True) == (0.0, 0.05)  # which it always holds
+    assert interval(0.07, draws, 30, biased=True) == pytest.approx((0.05 - reach, 0.06 + reach))
+    assert interval(0.09, draws, 30, biased=True) == pytest.approx((0.09 - reach, 0.09 + reach))
+
+
+def test_the_interval_of_a_calibrated_model_reaches_zero() -> None:
+    held = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        sure = rng.uniform(0.5, 1.0, 400)
+        labels = np.where(rng.random(400) < sure, 0, 1)
+        made = Predictions(np.arange(400).astype(str), labels, np.column_stack([sure, 1 - sure]), ("a", "b"))
+        drawn = bootstrap([calibration_statistic(made)], units_of(made), 200, seed)[0]["ece"]
+        held += interval(measure(made)["ece"], drawn, 400, biased=True)[0] < 0.005
+    assert held >= 30  # without the correction: none
 
 
 def test_all_right_or_all_wrong_has_the_exact_binomial_interval() -> None:

@@ -256,6 +256,32 @@ def test_seeds_trained_unlike_are_told(tmp_path: Path) -> None:
         compare(runs, draws=20)
 
 
+def test_methods_trained_unlike_are_told(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / m, model_of(0, 1.5), m, settings=f"epochs = {epochs}\nlr = 0.1\nlr_ccl = {epochs}\n")
+            for m, epochs in (("ccl", 160), ("hard", 5))]  # fmt: skip
+    assert (
+        "Not only the methods differ, so a difference may not be theirs: epochs (ccl: 160, hard: 5)."
+        in compare(runs, draws=20)["warnings"]
+    )
+
+
+def test_a_model_of_another_make_stands_alone(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, model_of(i, 1.5)) for i, name in enumerate(("one", "two"))]
+    for run in runs:
+        (run / "model.json").write_text(json.dumps({"classes": list(model_of(0, 1.5).classes), "name": "x"}))
+    assert [method["name"] for method in compare(runs, draws=20)["methods"]] == ["one", "two"]
+
+
+def test_what_does_not_vary_has_no_interval(tmp_path: Path) -> None:
+    sure = model_of(0, 60.0, images=12)
+    write_predictions(tmp_path / "a.csv", sure)
+    write_predictions(tmp_path / "b.csv", sure)
+    (found,) = compare([tmp_path / "a.csv", tmp_path / "b.csv"], draws=20)["comparisons"]
+    test = found["metrics"]["accuracy"]
+    assert (test["difference"], test["low"], test["high"], test["p"]) == (0, None, None, 1)
+    assert test["verdict"].endswith("no evidence of a difference (a minus b is 0.0 points).")
+
+
 def test_files_without_a_run_stand_alone(tmp_path: Path) -> None:
     for name, seed in (("one.csv", 0), ("two.csv.gz", 1)):
         write_predictions(tmp_path / name, model_of(seed, 1.5))

@@ -138,7 +138,10 @@ def test_groups_seen_in_training_are_counted(tmp_path: Path) -> None:
     assert "2 of 4 images (50%) show a lesion or patient that the model was trained on." in judged["leak"]["in_words"]
     assert any(w.endswith("Scores on new patients will be lower.") for w in judged["warnings"])
     clean = judge(write_run(tmp_path / "clean", made, split=split.replace("train", "test")), draws=20)
-    assert clean["leak"]["images"] == 0 and clean["leak"]["in_words"].startswith("None of 4 images")
+    assert clean["leak"]["images"] == 0 and clean["leak"]["in_words"].startswith("None of 3 images")
+    assert clean["leak"]["in_words"].endswith("Of 1 others it is not known.")
+    elsewhere = replace(made, images=np.array([f"folder/{name}" for name in made.images]))
+    assert judge(write_run(tmp_path / "elsewhere", elsewhere, split=split), draws=20)["leak"] is None
     no_groups = "image,part,label\nw,val,ant\n"
     assert judge(write_run(tmp_path / "none", made, split=no_groups), draws=20)["leak"] is None
 

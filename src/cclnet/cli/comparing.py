@@ -35,7 +35,7 @@ def compare_methods(
     ] = None,
     max_minutes: Annotated[float, typer.Option(help="For all of it; what is unfinished goes on next time.")] = 0.0,
     parallel: Annotated[int, typer.Option(help="Runs at once, spread over the GPUs or sharing the cores.")] = 1,
-    draws: Annotated[int, typer.Option(min=1, help="Bootstrap draws behind the intervals.")] = 1000,
+    draws: Annotated[int, typer.Option(min=2, help="Bootstrap draws behind the intervals.")] = 1000,
     accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     cache_dir: Annotated[Path | None, typer.Option(help="Where decoded images are kept.")] = None,
 ) -> None:

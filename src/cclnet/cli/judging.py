@@ -12,7 +12,7 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder, or a predictions.csv.")],
     out: Annotated[Path | None, typer.Option(help="Where to write. Default: the run folder, or the file's.")] = None,
     data: Annotated[str | None, typer.Option(help="Where the images are, if they have moved since training.")] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Bootstrap draws behind the intervals.")] = 1000,
+    draws: Annotated[int, typer.Option(min=2, help="Bootstrap draws behind the intervals.")] = 1000,
 ) -> None:
     """Judge RUN from its predictions alone: scores.json, report.html and report.md."""
     from cclnet.evaluation.judge import judge
@@ -29,7 +29,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="The folder to write comparison.html, .md and .json, and scores.md into.")],
     against: Annotated[str | None, typer.Option(help="Compare every method with this one. Default: all pairs.")] = None,
     primary: Annotated[str | None, typer.Option(help="The score the verdict speaks of. Default: accuracy.")] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Bootstrap draws behind the intervals.")] = 1000,
+    draws: Annotated[int, typer.Option(min=2, help="Bootstrap draws behind the intervals.")] = 1000,
 ) -> None:
     """Compare RUNS on the same images: paired tests, and a verdict in words. Runs of one method are its seeds."""
     from cclnet.evaluation.compare import compare as compare_runs

@@ -7,8 +7,13 @@ score is ever computed from 100,000 images again.
 
 The interval is ``g⁻¹(g(θ) ± t · s g'(θ))``: s the standard deviation of the draws (times √(G/(G−1)) for G units),
 t the Student quantile with G − 1 degrees of freedom, g the logit of θ within its range (the logarithm where the
-range is open above). It keeps within the range, holds θ, needs no correction for the upward bias of an ECE, and on
-simulated clustered data covered better than percentiles and BCa when units are few or the score is near one.
+range is open above). It keeps within the range, holds θ, and on simulated clustered data covered better than
+percentiles and BCa when units are few or the score is near one.
+
+A calibration error is a sum of absolute values and so lies too high, the more the better the model is calibrated: with
+b the mean of the draws less θ, the bias that the bootstrap sees, which is less than the whole of it, the interval is
+``θ − 2b − t s`` to ``θ − b + t s``. It holds the truth in 92 to 96% of simulated cases, and in 81 to 85% where that is
+exactly zero, where the one above never holds it (benchmarks/judging.py).
 """
 
 from __future__ import annotations
@@ -108,11 +113,12 @@ def interval(
     bounds: tuple[float, float] = (0.0, 1.0),
     trials: int | None = None,
     level: float = LEVEL,
+    biased: bool = False,
 ) -> tuple[float, float]:
     """The interval of a score with the given range from its draws [D]; (NaN, NaN) where nothing can be said.
 
     A proportion of nothing but ones (or zeros) does not vary from draw to draw: with ``trials``, the number of
-    units behind it, the exact binomial interval stands in, otherwise there is none.
+    units behind it, the exact binomial interval stands in, otherwise there is none. ``biased``: a calibration error.
 
     >>> round(interval(1.0, np.ones(100), 50, trials=50)[0], 4)  # .025^(1/50)
     0.9289
@@ -130,6 +136,9 @@ def interval(
     if spread == 0:
         return math.nan, math.nan
     reach = float(stats.t.ppf((1 + level) / 2, units - 1)) * spread
+    if biased:
+        bias = max(float(draws.mean()) - value, 0.0)
+        return max(low, value - 2 * bias - reach), min(high, max(value, value - bias + reach))
     if math.isinf(high):
         factor = math.exp(min(reach / (value - low), 700.0))
         return low + (value - low) / factor, low + (value - low) * factor

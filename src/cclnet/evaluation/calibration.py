@@ -30,6 +30,7 @@ from cclnet.predictions import Floats, Integers, Predictions
 BINS = 15
 SMALLEST = float(np.finfo(np.float64).eps)
 MEASURES = ("nll", "brier", "ece", "adaptive_ece", "classwise_ece", "aurc")
+BIASED = ("ece", "adaptive_ece", "classwise_ece")  # sums of absolute values: too high, the more the fewer the images
 
 
 def confidences(predictions: Predictions) -> tuple[Floats, Floats]:

@@ -83,6 +83,7 @@ SINGLE_LABEL = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "macro_jac
 MULTI_LABEL = ("mean_average_precision", "macro_auroc", "macro_f1", "micro_f1", "subset_accuracy", "hamming_loss")
 CALIBRATION = ("nll", "brier", "ece")
 AFTER = ("nll_calibrated", "ece_calibrated")
+BIASED = ("ece", "ece_calibrated")
 RANGES = {"kappa": (-1.0, 1.0), "nll": (0.0, math.inf), "nll_calibrated": (0.0, math.inf), "brier": (0.0, 2.0)}
 
 Scores = dict[str, tuple[Floats, Floats]]  # metric -> values of each run [S], their draws [S, D]
@@ -183,7 +184,7 @@ def _pairs(names: list[str], against: str | None) -> list[tuple[int, int]]:
 def _compare_two(a: Group, b: Group, scores_a: Scores, scores_b: Scores, units: Units, seed: int) -> dict[str, Any]:
     paired = a.paired_with(b)
     count = (len(a.runs), len(b.runs))
-    tests = {m: difference_test(*scores_a[m], *scores_b[m], paired, units, seed) for m in scores_a}
+    tests = {m: difference_test(*scores_a[m], *scores_b[m], paired, units, seed, m in BIASED) for m in scores_a}
     return {
         "a": a.name,
         "b": b.name,
@@ -196,10 +197,17 @@ def _compare_two(a: Group, b: Group, scores_a: Scores, scores_b: Scores, units: 
 
 
 def difference_test(
-    a: Floats, draws_a: Floats, b: Floats, draws_b: Floats, paired: bool, units: Units, seed: int
+    a: Floats, draws_a: Floats, b: Floats, draws_b: Floats, paired: bool, units: Units, seed: int, biased: bool = False
 ) -> dict[str, Any]:
-    """Everything about one score of two methods but what depends on the other comparisons (Holm, verdict)."""
+    """Everything about one score of two methods but what depends on the other comparisons (Holm, verdict).
+
+    ``biased``: calibration errors, of which one may lie further above the truth than the other; the difference counts
+    as far as it stands with and without twice the bias that the draws show.
+    """
     difference = float(a.mean() - b.mean())
+    bias = 2 * float((draws_a.mean() - a.mean()) - (draws_b.mean() - b.mean())) if biased else 0.0
+    ends = sorted((difference, difference - bias))
+    nearest = ends[0] if ends[0] > 0 else min(ends[1], 0.0)  # to zero, of all that lies between the ends
     spreads = [statistics.over_images(draws_a.mean(axis=0) - draws_b.mean(axis=0), units.count)]
     several = min(len(a), len(b)) > 1
     if several:
@@ -214,9 +222,9 @@ def difference_test(
         permutation = dict(zip(("p", "smallest_possible", "arrangements", "in_words"), (*test, words), strict=True))
     return {
         "difference": _null(difference),
-        "low": _null(difference - reach),
-        "high": _null(difference + reach),
-        "p": _null(statistics.p_value(difference, spreads)),
+        "low": _null(ends[0] - reach),
+        "high": _null(ends[1] + reach),
+        "p": _null(statistics.p_value(nearest, spreads)),
         "p_holm": None,
         "evidence": False,
         "better": None,
@@ -266,11 +274,14 @@ def _method(group: Group, scores: Scores, units: Units) -> dict[str, Any]:
 def _mean_score(metric: str, values: Floats, draws: Floats, units: Units) -> dict[str, Any]:
     mean, bounds = float(values.mean()), RANGES.get(metric, (0.0, 1.0))
     if len(values) == 1:
-        low, high = interval(mean, draws[0], units.count, bounds, units.count if metric == "accuracy" else None)
+        trials = units.count if metric == "accuracy" else None
+        low, high = interval(mean, draws[0], units.count, bounds, trials, biased=metric in BIASED)
     else:
         spreads = [statistics.over_seeds(values), statistics.over_images(draws.mean(axis=0), units.count)]
         reach = statistics.reach(spreads)
-        low, high = (float(np.clip(end, *bounds)) for end in (mean - reach, mean + reach))
+        bias = max(float(draws.mean()) - mean, 0.0) if metric in BIASED else 0.0
+        ends = (mean - 2 * bias - reach, max(mean, mean - bias + reach))
+        low, high = (float(np.clip(end, *bounds)) for end in ends)
     return {
         "mean": _null(mean),
         "sd": _null(float(values.std(ddof=1))) if len(values) > 1 else None,

@@ -19,9 +19,10 @@ def number(
     units: Units,
     bounds: tuple[float, float] = (0.0, 1.0),
     trials: int | None = None,
+    biased: bool = False,
 ) -> dict[str, float | None]:
     """A number with interval, null where undefined."""
-    low, high = interval(value, drawn, units.count, bounds, trials)
+    low, high = interval(value, drawn, units.count, bounds, trials, biased=biased)
     return {name: None if math.isnan(x) else float(x) for name, x in (("value", value), ("low", low), ("high", high))}
 
 

@@ -14,6 +14,8 @@ from cclnet.errors import InputError
 from cclnet.evaluation.runs import Run, open_run
 from cclnet.predictions import Predictions
 
+OF_THE_METHOD = ("method", "method_settings", "backbone", "lr_ccl")
+
 
 @dataclass(frozen=True)
 class Group:
@@ -48,7 +50,8 @@ def open_groups(runs: Sequence[str | Path] | Mapping[str, Sequence[str | Path]])
         groups, warnings = _by_model(list(names.values()))
     if not groups:
         raise InputError("nothing to compare: give run folders or predictions.csv files.")
-    return groups, warnings + [words for group in groups for words in _setting_warnings(group)]
+    warnings += [words for group in groups for words in _setting_warnings(group)]
+    return groups, warnings + _differences_beside_the_method(groups)
 
 
 def _unique_names(runs: list[Run]) -> dict[int, Run]:
@@ -70,11 +73,11 @@ def _by_model(runs: list[Run]) -> tuple[list[Group], list[str]]:
     for run in runs:
         model = run.model or {}
         kind = [model.get("method"), model.get("method_settings"), model.get("backbone")]
-        key = json.dumps(kind, sort_keys=True) if run.model else f"alone: {run.name}"
+        key = json.dumps(kind, sort_keys=True) if "method" in model else f"alone: {run.name}"
         alike.setdefault(key, []).append(run)
     groups: list[Group] = []
     warnings = []
-    several_backbones = len({run.model["backbone"] for run in runs if run.model}) > 1
+    several_backbones = len({run.model.get("backbone") for run in runs if run.model}) > 1
     shared = Counter(_name(members[0], several_backbones) for members in alike.values())
     for members in alike.values():
         repeated = [str(seed) for seed, count in Counter(run.seed for run in members).items() if count > 1]
@@ -94,11 +97,11 @@ def _by_model(runs: list[Run]) -> tuple[list[Group], list[str]]:
 
 def _name(run: Run, with_backbone: bool, with_settings: bool = False) -> str:
     """Its method, and of what else tells it from the others as much as is needed."""
-    if not run.model:
+    if not run.model or "method" not in run.model:
         return run.name
     settings = ", ".join(f"{name}={value}" for name, value in (run.model.get("method_settings") or {}).items())
     name = f"{run.model['method']} ({settings or 'defaults'})" if with_settings else run.model["method"]
-    return f"{name}, {run.model['backbone']}" if with_backbone else name
+    return f"{name}, {run.model.get('backbone', 'unknown backbone')}" if with_backbone else name
 
 
 def _setting_warnings(group: Group) -> list[str]:
@@ -110,6 +113,20 @@ def _setting_warnings(group: Group) -> list[str]:
     if not differing:
         return []
     return [f"The runs of {group.name} are counted as seeds of one method but differ in {', '.join(differing)}."]
+
+
+def _differences_beside_the_method(groups: Sequence[Group]) -> list[str]:
+    """Settings, other than those of the method and the backbone, in which methods were trained differently."""
+    known = {group.name: settings for group in groups if (settings := group.runs[0].settings())}
+    names = set.intersection(*map(set, known.values())) if known else set()
+    shown = []
+    for name in sorted(name for name in names if name.partition(".")[0] not in OF_THE_METHOD):
+        values = {group: settings[name] for group, settings in known.items()}
+        if len({json.dumps(value, default=str) for value in values.values()}) > 1:
+            shown.append(f"{name} ({', '.join(f'{group}: {value}' for group, value in values.items())})")
+    if not shown:
+        return []
+    return [f"Not only the methods differ, so a difference may not be theirs: {'; '.join(shown)}."]
 
 
 def line_up(runs: Sequence[Run]) -> list[Predictions]:

@@ -207,7 +207,10 @@ def _stage(predictions: Predictions, drawn: dict[str, Floats], units: Units) -> 
     """The calibration of probabilities before or after the temperature."""
     bounds = {"nll": (0.0, math.inf), "brier": (0.0, 1.0 if predictions.multilabel else 2.0)}
     values = calibration.measure(predictions)
-    numbers = {name: number(values[name], drawn[name], units, bounds.get(name, (0.0, 1.0))) for name in values}
+    numbers = {
+        name: number(value, drawn[name], units, bounds.get(name, (0.0, 1.0)), biased=name in calibration.BIASED)
+        for name, value in values.items()
+    }
     return numbers | {
         "mean_confidence": float(calibration.confidences(predictions)[0].mean()),
         "reliability": calibration.reliability(predictions),

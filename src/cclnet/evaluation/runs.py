@@ -25,7 +25,10 @@ else:
     import tomli as tomllib
 
 # Settings in which the runs of one method may differ: they say where and how, not what, was trained.
-INCIDENTAL = ("seed", "out", "name", "device", "devices", "workers", "data", "cache", "progress", "tensorboard")
+INCIDENTAL = (
+    "seed", "split.seed", "out", "name", "device", "devices", "workers", "data", "image_folder", "follow_links", "cache",
+    "progress", "tensorboard", "resident", "compile", "max_minutes", "validate_every",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Run:
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise InputError(f"{path} is not valid TOML: {error}. Mend it, or remove it.") from error
         flat = dict(_flat(nested))
-        return {name: value for name, value in flat.items() if name.rpartition(".")[2] not in INCIDENTAL}
+        return {name: value for name, value in flat.items() if name not in INCIDENTAL}
 
     def leak(self) -> dict[str, Any] | None:
         """How much of the reported part shows a group that was trained on, by split.csv; None where unknown."""
@@ -86,6 +89,9 @@ class Run:
         reported = self.predictions.of_part(self.part)
         trained = split.loc[split["part"] == "train", "group"].to_numpy(dtype=np.str_)
         group_of = split.set_index("image")["group"].reindex(reported.images).fillna("").to_numpy(dtype=np.str_)
+        known = int((group_of != "").sum())
+        if not known:
+            return None
         parts = np.repeat(["train", "val"], [len(trained), len(reported)])
         labels = np.concatenate([np.zeros((len(trained), reported.num_classes), np.uint8), reported.targets])
         found = leaks(parts, np.concatenate([trained, group_of]), labels, reported.classes).to_dict("records")
@@ -95,8 +101,10 @@ class Run:
             f"{whole['images']:,} of {len(reported):,} images ({whole['share']:.0%}) show a lesion or patient that the "
             "model was trained on."
             if whole["images"]
-            else f"None of {len(reported):,} images shows a lesion or patient that the model was trained on."
+            else f"None of {known:,} images shows a lesion or patient that the model was trained on."
         )
+        if known < len(reported):
+            words += f" Of {len(reported) - known:,} others it is not known."
         return {**whole, "per_class": per_class, "in_words": words}
 
 

@@ -64,9 +64,10 @@ def over_seeds_unpaired(a: Floats, b: Floats) -> Spread:
 
 
 def over_images(draws: Floats, units: int) -> Spread:
-    """Of a score (or difference) from its bootstrap draws [D] over ``units`` groups."""
+    """Of a score (or difference) from its bootstrap draws [D] over ``units`` groups. Where every draw gives the same,
+    the images say nothing of how it would vary."""
     draws = draws[np.isfinite(draws)]
-    if units < 2 or len(draws) < 2:
+    if units < 2 or len(draws) < 2 or np.ptp(draws) == 0:
         return Spread(math.nan, 0)
     return Spread(float(draws.var(ddof=1)) * units / (units - 1), units - 1)
 
@@ -86,10 +87,10 @@ def p_value(difference: float, spreads: Sequence[Spread]) -> float:
     >>> bool(np.isclose(p, stats.ttest_1samp(d, 0).pvalue))
     True
     """
-    if any(not math.isfinite(s.variance) for s in spreads) or not math.isfinite(difference):
-        return math.nan
     if difference == 0:
         return 1.0
+    if any(not math.isfinite(s.variance) for s in spreads) or not math.isfinite(difference):
+        return math.nan
     if all(s.variance == 0 for s in spreads):
         return 0.0
 

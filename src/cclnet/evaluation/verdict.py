@@ -35,7 +35,7 @@ def amount(metric: str, value: float) -> str:
 
 def _range(metric: str, low: float, high: float) -> str:
     scale, digits = (1, 3) if metric in IN_OWN_UNITS else (100, 1)
-    return f"[{scale * low:.{digits}f}, {scale * high:.{digits}f}]"
+    return "" if math.isnan(low + high) else f" [{scale * low:.{digits}f}, {scale * high:.{digits}f}]"
 
 
 def seeds_in_words(a: int, b: int, paired: bool) -> str:
@@ -71,8 +71,8 @@ def verdict(metric: str, a: str, b: str, test: Mapping[str, Any], seeds: tuple[i
     ahead = (difference < 0) if metric in LOWER_IS_BETTER else (difference > 0)
     winner = a if ahead else b
     ends = sorted((math.copysign(1, difference) * low, math.copysign(1, difference) * high))
-    by = f"better by {amount(metric, abs(difference))} {_range(metric, *ends)}"
-    open_question = f"{a} minus {b} is {amount(metric, difference)} {_range(metric, low, high)}"
+    by = f"better by {amount(metric, abs(difference))}{_range(metric, *ends)}"
+    open_question = f"{a} minus {b} is {amount(metric, difference)}{_range(metric, low, high)}"
     if min(seeds) == 1:
         words = "One seed" + (" each" if seeds == (1, 1) else f" of {a if seeds[0] == 1 else b}")
         words += ": nothing can be said about the methods, only about these models: "

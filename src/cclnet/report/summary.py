@@ -64,6 +64,8 @@ def _weakest_class(judged: Judged) -> str:
         return ""
     worst = min(known, key=lambda row: (row["recall"]["value"], -row["support"]))
     best = max(known, key=lambda row: (row["recall"]["value"], row["support"]))
+    if best["recall"]["value"] == worst["recall"]["value"]:
+        return ""
     return (
         f"It finds {best['class']} best ({value_text(best['recall']['value'], 'recall')} of "
         f"{count_text(best['support'], 'image')}) and {worst['class']} worst "
@@ -91,6 +93,8 @@ def _keeping(judged: Judged) -> str:
     side = judged["calibration"]["after"] or judged["calibration"]["before"]
     coverage, risk = kept_at(side, 0.8)
     everything = kept_at(side, 1.0)[1]
+    if round(1 - coverage, 2) == 0 or everything == 0:  # all are equally sure, or there is nothing to gain
+        return ""
     return (
         f"If the least sure {1 - coverage:.0%} of the images went to a person, {risk:.1%} of the rest would be wrong, "
         f"instead of {everything:.1%}."

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 Point = tuple[float, float]
+WIDEST_LABEL = 56  # signs that fit into a chart of the usual width
 
 
 @dataclass(frozen=True)
@@ -108,14 +109,18 @@ class Chart:
         self.text(self._x(x), self.top - 6, label, "end" if self.x.place(x) > 0.5 else "start")
 
     def row_label(self, y: float, label: str, shift: float = -9) -> None:
-        """A label at the left end of a row, above what is drawn at ``y``."""
-        self.text(self.left, self._y(y) + shift, label, "start", "row")
+        """A label at the left end of a row, above what is drawn at ``y``; the whole of a long one is its tooltip."""
+        shown = label if len(label) <= WIDEST_LABEL else label[: WIDEST_LABEL - 1] + "…"
+        element = self.text(self.left, self._y(y) + shift, shown, "start", "row")
+        if shown != label:
+            SubElement(element, "title").text = label
 
-    def text(self, x: float, y: float, words: str, anchor: str, style: str = "note") -> None:
+    def text(self, x: float, y: float, words: str, anchor: str, style: str = "note") -> Element:
         """Words at a place in the chart's own units, not those of its axes."""
         element = SubElement(self.root, "text", {"class": style, "x": f"{x:.1f}", "y": f"{y:.1f}",
                                                  "text-anchor": anchor})  # fmt: skip
         element.text = words
+        return element
 
     def markup(self) -> Markup:
         # ElementTree has escaped every text and attribute.

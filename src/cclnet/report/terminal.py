@@ -24,6 +24,8 @@ HEADLINE = {
     "mean_average_precision": "mean average precision",
 }
 
+WIDEST_MATRIX = 12  # classes; a wider one cannot be read on a terminal, the report has it
+
 
 def print_summary(run: Path, console: Console | None = None) -> None:
     """Judge a run, write its scores and report, and print what matters."""
@@ -36,7 +38,8 @@ def print_judged(judged: Mapping[str, Any], report: Path, console: Console | Non
     console = console or Console()
     console.print(_scores_table(judged))
     if judged["correlation"]:
-        console.print(_matrix_table(judged["classes"], judged["correlation"]))
+        if len(judged["classes"]) <= WIDEST_MATRIX:
+            console.print(_matrix_table(judged["classes"], judged["correlation"]))
         console.print(_correlation_words(judged), highlight=False)
     _print_end(judged["warnings"], report, console)
 
