@@ -26,8 +26,8 @@ else:
 
 # Settings in which the runs of one method may differ: they say where and how, not what, was trained.
 INCIDENTAL = (
-    "seed", "split.seed", "out", "name", "device", "devices", "workers", "data", "image_folder", "follow_links", "cache",
-    "progress", "tensorboard", "resident", "compile", "max_minutes", "validate_every",
+    "seed", "split.seed", "out", "name", "device", "devices", "workers", "data", "image_folder",
+    "follow_links", "cache", "progress", "tensorboard", "resident", "compile", "max_minutes", "validate_every",
 )  # fmt: skip
 
 
