@@ -120,9 +120,10 @@ def all_runs(jobs: Sequence[dict[str, Any]], folder: Path, at_once: int) -> list
 def moments(run: dict[str, Any]) -> dict[str, float | None]:
     """The rank correlation with the truth at the moments people ask about, and what else the table shows."""
     course, held = run["course"], run["held_epoch"]
-    softest = min(course, key=lambda record: float(record["softness"]))
+    softness = [float(record["softness"]) for record in course]
+    softest = course[softness.index(min(softness))] if max(softness) - min(softness) > 1e-3 else None
     return {
-        "softest": softest["truth"],
+        "softest": softest and softest["truth"],
         "held": course[held - 1]["truth"] if held else None,
         "best": max(record["truth"] for record in course),
         "last": course[-1]["truth"],

@@ -61,11 +61,11 @@ def scores(run: Run, target: Tensor | None) -> dict[str, float]:
         said = replace(said, probabilities=unsoften(torch.tensor(said.probabilities), target.double()).numpy())
     with tempfile.TemporaryDirectory() as scratch:
         write_predictions(Path(scratch) / "predictions.csv", said)
-        judged = judge(Path(scratch) / "predictions.csv", draws=1)
+        judged = judge(Path(scratch) / "predictions.csv", draws=2)
     before, after = judged["calibration"]["before"], judged["calibration"]["after"]
     values = [judged["scores"]["accuracy"], judged["scores"]["balanced_accuracy"]]
     values += [stage[name] for stage in (before, after) for name in ("ece", "nll")]
-    return {name: round(value["value"], 4) for name, value in zip(HEADS[1:], values, strict=True)}
+    return {name: round(value["value"], 6) for name, value in zip(HEADS[1:], values, strict=True)}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -238,7 +238,8 @@ def unsoften(probabilities: Tensor, target: Tensor, least: float = LEAST) -> Ten
     >>> unsoften(torch.tensor([[0.7, 0.3]]), torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
     tensor([[0.7500, 0.2500]])
     """
-    return unsoften_by(probabilities, inverse_of(target), least)
+    exact = probabilities.to(torch.promote_types(probabilities.dtype, torch.float32))
+    return unsoften_by(exact, inverse_of(target.double()).to(exact), least)
 
 
 def inverse_of(target: Tensor) -> Tensor:

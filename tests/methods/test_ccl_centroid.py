@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.nn.parallel import DistributedDataParallel
 
 from cclnet import CCLNet, InputError, build_method, functional
+from cclnet.evaluation.correlation import agreement
 from cclnet.methods import Classes
 from cclnet.methods.ccl_centroid import (
     SHRINKAGE,
@@ -22,6 +23,7 @@ from cclnet.methods.ccl_centroid import (
     class_distances,
     class_means,
     labels_at_softness,
+    raw_distances,
 )
 
 K, WIDTH = 4, 6
@@ -55,11 +57,13 @@ def distances_by_hand(features: torch.Tensor, labels: torch.Tensor) -> torch.Ten
     scatter = sum((len(rows) - 1) * torch.cov(rows.T) for rows in of_class)
     within = scatter / (len(labels) - K)
     inverse = torch.linalg.inv(within + SHRINKAGE * within.diagonal().mean() * torch.eye(WIDTH, dtype=torch.float64))
+    directions = (inverse @ within).trace()
+    spread = directions / (1 - directions / (len(labels) - K))
     distance = torch.zeros(K, K, dtype=torch.float64)
     for i in range(K):
         for j in range(K):
             gap = of_class[i].mean(dim=0) - of_class[j].mean(dim=0)
-            chance = (inverse @ within).trace() * (1 / len(of_class[i]) + 1 / len(of_class[j]))
+            chance = spread * (1 / len(of_class[i]) + 1 / len(of_class[j]))
             distance[i, j] = max(float(gap @ inverse @ gap - chance), 0.0)
     return distance / distance[OFF].mean()
 
@@ -91,6 +95,41 @@ def test_rare_classes_are_not_set_apart_by_chance(whiten: bool) -> None:
         total += class_distances(class_means(batch_moments(features, labels, K), K), whiten)
     frequent, rare = float(total[0, 1]) / 60, float(total[2, 3]) / 60
     assert rare == pytest.approx(frequent, rel=0.15)
+
+
+@pytest.mark.parametrize(("images", "width"), [(400, 40), (200, 150), (100, 400)])
+def test_chance_is_seen_whole_however_many_features_there_are(images: int, width: int) -> None:
+    """No class differs from another: what lies between their means is chance, and the correction takes it all."""
+    labels = torch.tensor([0] * (images // 2) + [1] * (images // 4) + [2] * (images // 5) + [3] * (images // 20))
+    left, taken = 0.0, 0.0
+    for _ in range(30):
+        features = 20.0 + torch.randn(len(labels), width)
+        places = class_means(batch_moments(features, labels, K), K)
+        distance, chance = raw_distances(places)
+        left, taken = left + float(distance.sum()), taken + float(chance.sum())
+    assert left < 0.2 * taken  # not zero: what chance makes less than expected is not below zero
+    assert len(labels) == images
+
+
+def test_images_drawn_again_do_not_make_a_mean_surer() -> None:
+    features, _, labels = batch()
+    once = class_means(batch_moments(features, labels, K), K, images=[10] * K)
+    moments = sum(batch_moments(features, labels, K) for _ in range(5))
+    often = class_means(moments, K, images=[10] * K)
+    torch.testing.assert_close(often.variance, once.variance)
+    torch.testing.assert_close(often.centres, once.centres)
+
+
+def test_an_epoch_of_noise_is_no_structure_to_be_lost() -> None:
+    generator = torch.Generator().manual_seed(0)
+    method = build_method("ccl-centroid", Classes(7, 64), {})
+    labels = torch.arange(7).repeat_interleave(300)
+    places = torch.randn(7, 64, generator=generator)
+    for epoch in range(4):
+        features = torch.randn(len(labels), 64, generator=generator) + (epoch > 0) * places[labels]
+        method(features, torch.zeros(len(labels), 7), labels)
+        assert method.end_epoch()["frozen"] == 0.0
+    assert agreement(method.soft_labels(), -torch.cdist(places, places) ** 2) > 0.6
 
 
 def test_plain_and_centred_distances() -> None:

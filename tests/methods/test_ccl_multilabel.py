@@ -125,7 +125,8 @@ class TestEffects:
         left = kept - design @ np.linalg.pinv(design) @ kept
         within = left.T @ left / (120 - K - 1)
         measure = np.linalg.inv(within + SHRINKAGE * within.diagonal().mean() * np.eye(WIDTH))
-        spread, inverse = np.trace(measure @ within), np.linalg.inv(design.T @ design)
+        directions, inverse = np.trace(measure @ within), np.linalg.inv(design.T @ design)
+        spread = directions / (1 - directions / (120 - K - 1))
         expected = np.zeros((K, K))
         for i in range(K):
             for j in range(K):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -83,7 +84,7 @@ class CCLCentroid(Method):
 
     def places(self) -> Places:
         """Where the classes lie among the features of the epoch."""
-        return class_means(self.moments, self.classes.num_classes)
+        return class_means(self.moments, self.classes.num_classes, self.classes.counts)
 
     @property
     def hard_share(self) -> float:
@@ -97,10 +98,13 @@ class CCLCentroid(Method):
     def end_epoch(self) -> dict[str, float]:
         """Take the epoch's distances into the running mean, solve the soft labels of it, begin again."""
         places = self.places()
-        distance, known = class_distances(places, self.whiten, self.centre), places.known
+        raw, chance = raw_distances(places, self.whiten, self.centre)
+        distance, known = _at_mean_one(raw, places.known), places.known
         self.moments.zero_()
         structure = _structure(distance, known)
-        self.most_structure.copy_(torch.maximum(structure, self.most_structure))
+        # Distances that are mostly chance are very unequal, and that is no structure that could be lost.
+        told_apart = raw.sum() > chance.sum()
+        self.most_structure.copy_(torch.maximum(structure * told_apart, self.most_structure))
         # Features that have collapsed hold all classes equally far apart: what was known before is then held.
         self.frozen_flag.logical_or_(known.any() & (structure < self.hold * self.most_structure))
         news = known & ~self.frozen_flag
@@ -159,57 +163,78 @@ class Places(NamedTuple):
         within: covariance of the features within the classes, [F, F].
         variance: of the difference of two centres by chance, [K, K], as a share of ``within``.
         known: which differences are known, [K, K].
+        freedom: degrees of freedom behind ``within``.
     """
 
     centres: Tensor
     within: Tensor
     variance: Tensor
     known: Tensor
+    freedom: Tensor
 
 
-def class_means(moments: Tensor, num_classes: int) -> Places:
+def class_means(moments: Tensor, num_classes: int, images: Sequence[int] | None = None) -> Places:
     """The classes lie at their mean features. Known are those that were seen. The mean of n images misses the true one
-    by 1/n of the spread within the class."""
+    by 1/n of the spread within the class; drawing the same images again (``images`` are how many each class has) does
+    not bring it nearer."""
     counts = moments[:num_classes, -1]
     seen = counts > 0
-    shares = 1.0 / counts.masked_fill(~seen, 1.0)
-    means = moments[:num_classes, num_classes:-1] * shares[:, None]
+    drawn = counts.masked_fill(~seen, 1.0)
+    means = moments[:num_classes, num_classes:-1] / drawn[:, None]
     second = moments[num_classes:-1, num_classes:-1]
-    within = (second - (means * counts[:, None]).mT @ means) / (counts.sum() - seen.sum()).clamp(min=1.0)
+    freedom = (counts.sum() - seen.sum()).clamp(min=1.0)
+    within = (second - (means * counts[:, None]).mT @ means) / freedom
     known = (seen[:, None] & seen[None]).fill_diagonal_(False)
-    return Places(means, within, shares[:, None] + shares[None], known)
+    distinct = drawn if images is None else torch.minimum(drawn, drawn.new_tensor(images).clamp(min=1.0))
+    shares = 1.0 / distinct
+    return Places(means, within, shares[:, None] + shares[None], known, freedom)
 
 
 def class_distances(places: Places, whiten: bool = True, centre: bool = False) -> Tensor:
-    """Squared distances between the centres of the classes, divided by their mean, [K, K] float64; 0 where not known.
+    """``raw_distances`` divided by their mean, [K, K] float64."""
+    return _at_mean_one(raw_distances(places, whiten, centre)[0], places.known)
+
+
+def raw_distances(places: Places, whiten: bool = True, centre: bool = False) -> tuple[Tensor, Tensor]:
+    """Squared distances between the centres of the classes, and what chance put between them, two of [K, K] float64; 0
+    where not known.
 
     ``whiten`` measures them against the spread within the classes, as Mahalanobis did: what varies much inside a class
     separates two classes less. ``centre`` compares directions from the mean of the classes instead of places.
 
     Chance alone puts ``variance · v`` between two centres, with v the spread, and most between rare classes, which it
-    would set apart. Places are corrected for it.
+    would set apart. Places are corrected for it. Against itself the spread is ``u = trace(A S)``, the directions that A
+    leaves; but A was made of the same images as S and fits it too well, so that ``v = u / (1 − u / freedom)``, as in
+    generalised cross-validation. With ten times as many images as features that is a tenth more, with as many it is
+    tens of times u.
     """
-    centres, within, variance, known = places
+    centres, within, variance, known, freedom = places
+    spread = within.trace()
     if whiten:
         round_part = (SHRINKAGE * within.diagonal().mean()).clamp(min=1e-9)
         factor = torch.linalg.cholesky(within + torch.diag(round_part.expand(len(within))))
         centres = torch.linalg.solve_triangular(factor, centres.mT, upper=False).mT
-        within = torch.cholesky_solve(within, factor)
+        directions = torch.cholesky_solve(within, factor).trace()
+        spread = directions / (1.0 - directions / freedom).clamp(min=1e-6)
     if centre:
         placed = known.any(dim=1)
         centres = centres - (centres * placed[:, None]).sum(dim=0) / placed.sum().clamp(min=1)
         centres = F.normalize(centres, dim=1)
     distance = (centres[:, None] - centres[None]).square().sum(dim=2)
-    if not centre:
-        distance = (distance - within.trace() * variance).clamp(min=0.0)
-    distance = distance * known
+    chance = torch.zeros_like(distance) if centre else spread * variance
+    return (distance - chance).clamp(min=0.0) * known, chance * known
+
+
+def _at_mean_one(distance: Tensor, known: Tensor) -> Tensor:
     mean = distance.sum() / known.sum().clamp(min=1)
     return distance / torch.where(mean > 0, mean, 1.0)
 
 
 def _structure(distance: Tensor, known: Tensor) -> Tensor:
-    """Standard deviation of the known distances, whose mean is one: 0 where all classes are equally far apart."""
-    return (((distance - 1.0).square() * known).sum() / known.sum().clamp(min=1)).sqrt()
+    """Standard deviation of the known distances, whose mean is one: 0 where all classes are equally far apart, or none
+    could be told from another."""
+    mean = distance.sum() / known.sum().clamp(min=1)
+    return (((distance - mean).square() * known).sum() / known.sum().clamp(min=1)).sqrt()
 
 
 def labels_at_softness(distance_sum: Tensor, distance_weight: Tensor, softness: float) -> Tensor:

@@ -61,14 +61,15 @@ def class_effects(moments: Tensor, num_classes: int) -> Places:
     inverse = (vectors / values.where(seen, 1.0)) @ vectors.mT
     effects = inverse @ against
     within = moments[num_classes:-1, num_classes:-1] - against.mT @ effects
-    within = within / (moments[-1, -1] - seen.sum()).clamp(min=1.0)
+    freedom = (moments[-1, -1] - seen.sum()).clamp(min=1.0)
+    within = within / freedom
 
     outside = torch.eye(len(gram), dtype=gram.dtype, device=gram.device) - vectors @ vectors.mT
     variance, missed = _of_differences(inverse)[:-1, :-1], _of_differences(outside)[:-1, :-1]
     counts = gram.diagonal()[:-1].clamp(min=1.0)
     enough = (INFLATION * (1.0 / counts[:, None] + 1.0 / counts[None])).clamp(min=2.0 / TELLING)
     known = ((missed < OUTSIDE) & (variance < enough)).fill_diagonal_(False)
-    return Places(effects[:-1], (within + within.mT) / 2.0, variance, known)
+    return Places(effects[:-1], (within + within.mT) / 2.0, variance, known, freedom)
 
 
 def _of_differences(matrix: Tensor) -> Tensor:

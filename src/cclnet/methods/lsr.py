@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from cclnet import functional
@@ -24,7 +25,8 @@ class LSR(Method):
         self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
     ) -> Loss:
         check_labels(labels, len(logits), self.classes.num_classes)
-        target = functional.rows_of(self.table.to(logits.dtype), labels)
+        table = self.table.to(torch.promote_types(logits.dtype, torch.float32))
+        target = functional.rows_of(table, labels)
         return Loss.of(cross_entropy=functional.cross_entropy(logits, target, weight))
 
     def soft_labels(self) -> Tensor:

@@ -101,7 +101,7 @@ def everything() -> list[Cell]:
         *experiments.table1(seeds, ("resnet18",), compared),
         *experiments.table1(backbones=others),
         *experiments.figures(),
-        *looks_cells.looks(backbones=others, rows=("hard", "ccl", looks_cells.OURS, "yardstick")),
+        *looks_cells.looks(backbones=others, rows=("hard", "lsr-u5", "ccl", looks_cells.OURS, "yardstick")),
     ]
 
 

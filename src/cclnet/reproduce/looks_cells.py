@@ -32,11 +32,11 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 }
 TUNE_EPOCHS = 60
 CHOSEN = "kl-3"  # the best change in tune_looks, by balanced accuracy: a test holds it against the results
+# Sharpening acts on frozen labels, and at the paper's rate nothing is frozen here: it is measured on the drawn set.
 USES: dict[str, dict[str, Any]] = {
     "kl-0.5": {"method_settings": {"kl_weight": 0.5}},
     "kl-2": {"method_settings": {"kl_weight": 2.0}},
     "temperature-0.5": {"method_settings": {"temperature": 0.5}},
-    "sharpen-2": {"method_settings": {"sharpen": 2.0}},
     "mixup-0.2": {"augment": {"mixup": 0.2}},
     "cutmix-1": {"augment": {"cutmix": 1.0}},
 }

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from cclnet.errors import InputError, NotFinite
+from cclnet.functional import inverse_of
 from cclnet.network import CCLNet, Classifier
 from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_latest
 from cclnet.training.compiled import compiled, rehearse
@@ -98,8 +99,11 @@ class Training:
         if compiling:
             torch._dynamo.reset()  # it keeps few versions of a function: those of earlier runs must not use them up
         self.network = make_network(settings, data).to(memory_format=torch.channels_last)
-        if settings.unsoften and self.network.method.target() is None:
-            raise InputError(f"there are no soft labels to take out again (unsoften): {settings.method} has none.")
+        if settings.unsoften:
+            target = self.network.method.target()
+            if target is None:
+                raise InputError(f"there are no soft labels to take out again (unsoften): {settings.method} has none.")
+            inverse_of(target.double())  # refuses labels that cannot be taken out, before anything is trained
         if settings.batch_norm == "sync":
             if not on_gpu:
                 raise InputError("batch_norm 'sync' needs GPUs: on a CPU use 'batch' or 'frozen'.")
@@ -234,7 +238,7 @@ class Training:
     def _training_mode(self) -> None:
         self.network.train()
         if self.settings.batch_norm == "frozen":
-            for module in self.network.modules():
+            for module in self.network.classifier.modules():  # the head has no averages that were given
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
 

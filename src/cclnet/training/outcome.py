@@ -42,7 +42,7 @@ def predictions(
     table = data.table
     probabilities = torch.sigmoid(logits) if table.multilabel else torch.softmax(logits, dim=1)
     if target is not None:
-        probabilities = unsoften(probabilities, torch.tensor(target, dtype=probabilities.dtype))
+        probabilities = unsoften(probabilities, torch.tensor(target, dtype=torch.float64))
     return Predictions(
         images=np.array([table.names[i] for i in rows]),
         labels=table.labels[rows],
