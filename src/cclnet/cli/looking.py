@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cclnet.cli.options import Data, GroupColumn, ImageColumn, LabelColumn, PartColumn
+from cclnet.cli.options import (
+    Data,
+    FollowLinks,
+    GroupColumn,
+    ImageColumn,
+    ImageFolder,
+    LabelColumn,
+    LabelSeparator,
+    PartColumn,
+)
 
 
 def data_show(
@@ -17,11 +26,11 @@ def data_show(
     label_column: LabelColumn = None,
     group_column: GroupColumn = None,
     part_column: PartColumn = None,
-    label_separator: Annotated[str | None, typer.Option(help="What stands between several labels in a cell.")] = None,
-    image_folder: Annotated[Path | None, typer.Option(help="Where the names in a manifest start from.")] = None,
+    label_separator: LabelSeparator = None,
+    image_folder: ImageFolder = None,
     source: Annotated[str | None, typer.Option(help="The layout, where two fit.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse images without label and the reverse.")] = False,
-    follow_links: Annotated[bool, typer.Option("--follow-links", help="Allow links out of the folder.")] = False,
+    follow_links: FollowLinks = None,
 ) -> None:
     """Say how DATA is read, and what is in it: classes, groups, parts, sizes, problems."""
     from cclnet.data.describe import describe
@@ -37,7 +46,7 @@ def data_show(
         image_folder=image_folder,
         source=source,
         strict=strict,
-        follow_links=follow_links,
+        follow_links=bool(follow_links),
     )
     Console().print(describe(table), highlight=False)
 
@@ -53,7 +62,10 @@ def data_audit(
     label_column: LabelColumn = None,
     group_column: GroupColumn = None,
     part_column: PartColumn = None,
+    label_separator: LabelSeparator = None,
+    image_folder: ImageFolder = None,
     source: Annotated[str | None, typer.Option(help="The layout, where two fit.")] = None,
+    follow_links: FollowLinks = None,
     cache_dir: Annotated[Path | None, typer.Option(help="Where decoded images are kept.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes. Default: one a core.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
@@ -71,7 +83,10 @@ def data_audit(
         label_column=label_column,
         group_column=group_column,
         part_column=part_column,
+        label_separator=label_separator,
+        image_folder=image_folder,
         source=source,
+        follow_links=bool(follow_links),
     )
     split = SplitSettings(by=split_by, file=split_file, val=val, seed=seed)
     make_folder(out)

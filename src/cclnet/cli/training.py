@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from cclnet.cli.options import GroupColumn, ImageColumn, LabelColumn, PartColumn
+from cclnet.cli.options import (
+    FollowLinks,
+    GroupColumn,
+    ImageColumn,
+    ImageFolder,
+    LabelColumn,
+    LabelSeparator,
+    PartColumn,
+)
 from cclnet.errors import InputError
 
 
@@ -38,6 +45,9 @@ def train(
     label_column: LabelColumn = None,
     group_column: GroupColumn = None,
     part_column: PartColumn = None,
+    label_separator: LabelSeparator = None,
+    image_folder: ImageFolder = None,
+    follow_links: FollowLinks = None,
     strict: Annotated[bool | None, typer.Option(help="Refuse images without label, labels without image.")] = None,
     set_: Annotated[
         list[str] | None,
@@ -53,7 +63,7 @@ def train(
     Without arguments it trains on the embedded synthetic set, in a few minutes on two CPU cores.
     """
     from cclnet.training import quick_start
-    from cclnet.training.loop import Interrupted
+    from cclnet.training.loop import Interrupted, speaks_for_all
     from cclnet.training.loop import train as run_training
     from cclnet.training.run_folder import free_name
     from cclnet.training.settings import make_settings, parse_overrides, read_settings
@@ -63,6 +73,7 @@ def train(
         "epochs": epochs, "batch_size": batch_size, "lr": lr, "lr_ccl": lr_ccl, "seed": seed, "compile": compile,
         "deterministic": deterministic, "max_minutes": max_minutes, "source": source, "image_column": image_column,
         "label_column": label_column, "group_column": group_column, "part_column": part_column, "strict": strict,
+        "label_separator": label_separator, "image_folder": image_folder, "follow_links": follow_links,
     }  # fmt: skip
     given = {name: value for name, value in named.items() if value is not None}
     overrides = parse_overrides(set_ or [])
@@ -83,7 +94,7 @@ def train(
         raise typer.Exit(128 + stopped.signal) from None
     from cclnet.report.terminal import print_summary
 
-    if int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0:  # one process speaks for all
+    if speaks_for_all():
         print_summary(run)
 
 

@@ -134,13 +134,16 @@ def _duplicates(
         yield _pair_row("exact duplicate", table, parts, first, row, "the same pixels")
     originals = shown[~np.isin(shown, list(copies))]
     pairs, distance = near_pairs(looks.hashes[originals])
-    told: set[tuple[str, str]] = set()
-    for index in np.argsort(distance, kind="stable"):
-        first, row = originals[pairs[index]].tolist()
-        found = _pair_row("near duplicate", table, parts, first, row, f"{distance[index]} of {BITS} bits differ")
-        if (found[0], found[1]) not in told:  # of a hundred frames of one video, each once, with its nearest
-            told.add((found[0], found[1]))
-            yield found
+    first, second = originals[pairs].T
+    differing = table.labels[first] != table.labels[second]
+    other_label = differing.any(axis=1) if table.multilabel else differing
+    finding = 2 * (parts[first] != parts[second]) + other_label
+    # Of a hundred frames of one video each is told once in a finding, with its nearest.
+    order = np.argsort(distance, kind="stable")
+    nearest = np.unique(np.stack([second, finding], axis=1)[order], axis=0, return_index=True)[1]
+    for index in order[np.sort(nearest)]:
+        detail = f"{distance[index]} of {BITS} bits differ"
+        yield _pair_row("near duplicate", table, parts, int(first[index]), int(second[index]), detail)
 
 
 def _pair_row(kind: str, table: ImageTable, parts: Parts, first: int, row: int, detail: str) -> Row:

@@ -60,23 +60,24 @@ def near_pairs(hashes: Hashes, limit: int = NEAR) -> tuple[Rows, npt.NDArray[np.
     """
     bits = np.unpackbits(np.ascontiguousarray(hashes).view(np.uint8), axis=1)
     width = BITS // _BANDS
-    pairs = [np.empty((0, 2), np.intp)]
-    for band in range(_BANDS):
-        # Every 25th bit, so that coarse frequencies, alike in most images, are spread over the bands.
-        keys = bits[:, band : width * _BANDS : _BANDS] @ (1 << np.arange(width))
-        pairs.append(_pairs_with_equal_keys(keys, hashes, limit))
-    found = np.unique(np.concatenate(pairs), axis=0)
+    # Every 25th bit, so that coarse frequencies, alike in most images, are spread over the bands.
+    bands = [bits[:, band : width * _BANDS : _BANDS] @ (1 << np.arange(width)) for band in range(_BANDS)]
+    keys = np.stack(bands, axis=1).astype(np.int16)
+    found = np.concatenate([_pairs_first_alike_in(band, keys, hashes, limit) for band in range(_BANDS)])
+    found = found[np.lexsort((found[:, 1], found[:, 0]))]
     return found, _distance(hashes, found[:, 0], found[:, 1])
 
 
-def _pairs_with_equal_keys(keys: npt.NDArray[np.int64], hashes: Hashes, limit: int) -> Rows:
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    hashes = hashes[order]
+def _pairs_first_alike_in(band: int, keys: npt.NDArray[np.int16], hashes: Hashes, limit: int) -> Rows:
+    """The near pairs that agree in this band and in none before it, so that each is found once however many bands it
+    shares: the frames of a video share nearly all."""
+    order = np.argsort(keys[:, band], kind="stable")
+    own, earlier, hashes = keys[order, band], keys[order, :band], hashes[order]
     pairs = [np.empty((0, 2), np.intp)]
     step = 1
-    while len(same := np.flatnonzero(keys[step:] == keys[:-step])):
+    while len(same := np.flatnonzero(own[step:] == own[:-step])):
         near = same[_distance(hashes, same, same + step) <= limit]
+        near = near[~(earlier[near] == earlier[near + step]).any(axis=1)]
         pairs.append(np.stack([order[near], order[near + step]], axis=1))
         step += 1
     return np.sort(np.concatenate(pairs), axis=1)

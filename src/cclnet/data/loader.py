@@ -159,7 +159,9 @@ class Loader:
         heights, widths = self.images.heights[rows].astype(np.int64), self.images.widths[rows].astype(np.int64)
         drawn = draw(settings, self._generator(epoch, step), self.batch_size, taken, heights, widths)
         if settings.warps:
-            crops = self._pixels.whole(rows, *self._frame)
+            # Compiled steps want one shape; elsewhere one very wide image must not swell every batch.
+            frame = self._frame if self.device.type == "cuda" else (int(heights.max()), int(widths.max()))
+            crops = self._pixels.whole(rows, *frame)
         else:
             crops = self._pixels.windows(rows, drawn.top, drawn.left, self.crop)
         table = np.stack(drawn, axis=1).astype(np.float32)

@@ -79,10 +79,16 @@ def _place_heaviest_first(
 
 
 def _leave_no_class_out(part: Index, counts: Counts, num_parts: int) -> None:
-    for class_ in np.argsort((counts > 0).sum(axis=0), kind="stable"):
-        units = np.flatnonzero(counts[:, class_])
-        for empty in range(num_parts):
-            held = np.bincount(part[units], minlength=num_parts)
-            if held[empty] == 0 and held.max() > 1:
-                spare = units[part[units] == held.argmax()]
-                part[spare[counts[spare].sum(axis=1).argmin()]] = empty
+    """Where a part lacks a class, move it a unit that is not the last of any class where it lies; the lightest such.
+    Every move fills a gap and opens none."""
+    has = counts > 0
+    held = np.stack([has[part == p].sum(axis=0) for p in range(num_parts)])
+    for class_ in np.argsort(has.sum(axis=0), kind="stable"):
+        for empty in np.flatnonzero(held[:, class_] == 0):
+            units = np.flatnonzero(has[:, class_])
+            spare = units[(~has[units] | (held[part[units]] > 1)).all(axis=1)]
+            if len(spare):
+                unit = spare[np.lexsort((counts[spare].sum(axis=1), -held[part[spare], class_]))[0]]
+                held[part[unit]] -= has[unit]
+                part[unit] = empty
+                held[empty] += has[unit]

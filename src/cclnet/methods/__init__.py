@@ -111,7 +111,23 @@ def build_method(name: str, classes: Classes, settings: Mapping[str, Any] | None
             if not known:
                 raise InputError(f"method '{name}' has no settings, got '{key}'.")
             raise unknown(f"setting of method '{name}'", key, known)
+    for key, value in (settings or {}).items():
+        _check_kind(name, key, value, known[key])
     return METHODS[name](classes, **(settings or {}))
+
+
+def _check_kind(method: str, key: str, value: Any, default: Any) -> None:
+    """Refuse words for numbers and the like: of which kind a setting is, its default says."""
+    if default is None:
+        return  # nothing is said
+    number = (int, float)
+    wanted = bool if isinstance(default, bool) else number if isinstance(default, number) else type(default)
+    if wanted is number and value is None and not isinstance(default, float):
+        return  # a count of which there may be none, such as patience
+    kinds = (list, tuple) if wanted is tuple else wanted
+    if not isinstance(value, kinds) or (wanted is number and isinstance(value, bool)):
+        words = {bool: "true or false", number: "a number", tuple: "a list", str: "a word"}[wanted]
+        raise InputError(f"setting {key} of method '{method}' must be {words}, got {value!r}.")
 
 
 def method_card(name: str) -> str:

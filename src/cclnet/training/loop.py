@@ -80,8 +80,13 @@ def train(
     if fabric.is_global_zero and not resumed:
         run.create(settings)
     fabric.barrier()
-    data = prepare_data(settings, run, fabric, cache_dir)
-    training = Training(settings, run, fabric, data)
+    try:
+        data = prepare_data(settings, run, fabric, cache_dir)
+        training = Training(settings, run, fabric, data)
+    except Exception:
+        if fabric.is_global_zero and not resumed:
+            run.discard()  # nothing was begun: the folder stays free for a better start
+        raise
     if resumed:
         training.restore()
     training.fit(progress, on_epoch)
@@ -188,7 +193,7 @@ class Training:
                 self.average.update_parameters(self.network.classifier)
             loss = display.step(self.epoch, step, self._images_seen(), self._epoch_began, self.sums, words)
             if loss is not None and not math.isfinite(loss):
-                self._check_losses()
+                self._check_losses(of_this_rank=True)  # the others are not here to be asked
             if self.steps < len(self.loader) and stop.asked(step):
                 return False
         return True
@@ -215,14 +220,20 @@ class Training:
             self.run.write_metrics(self.records)
         return record
 
-    def _check_losses(self) -> Tensor:
+    def _check_losses(self, of_this_rank: bool = False) -> Tensor:
         """The summed losses, averaged over ranks; a loss that is not finite ends the run, with nothing written."""
         assert self.sums is not None
-        sums: Tensor = self.fabric.all_reduce(self.sums, reduce_op="mean")
+        sums: Tensor = self.sums if of_this_rank else self.fabric.all_reduce(self.sums, reduce_op="mean")
         if not bool(torch.isfinite(sums).all()):
             bad = ", ".join(n for n, v in zip(self.step.terms, sums.tolist(), strict=True) if not math.isfinite(v))
             raise self._diverged(f"not finite: {bad}", int(self.bad_step))
         return sums.cpu()
+
+    def _check_logits(self, finite: bool) -> None:
+        """Weights can run away in the last steps of an epoch, after its losses."""
+        if not finite:
+            self.epoch -= 1
+            raise self._diverged("what it says of the validation images is not finite", len(self.loader))
 
     def _diverged(self, what: str, step: int) -> NotFinite:
         self.writer.close()  # what is still being written is good
@@ -238,7 +249,7 @@ class Training:
     def _training_mode(self) -> None:
         self.network.train()
         if self.settings.batch_norm == "frozen":
-            for module in self.network.classifier.modules():  # the head has no averages that were given
+            for module in self.network.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
 
@@ -256,10 +267,18 @@ class Training:
         return self.network.classifier if self.average is None else cast(Classifier, self.average.module)
 
     def _validate(self) -> dict[str, float]:
+        self._agree_on_averages()
         scores = self._validation.validate(self.tested) if self._validation else {}
+        self._check_logits(math.isfinite(scores.get("val_loss", 0.0)))
         if scores.get("val_accuracy", -1.0) > self.best.get("val_accuracy", -1.0):
             self.best = {"val_accuracy": scores["val_accuracy"], "epoch": float(self.epoch)}
         return scores
+
+    def _agree_on_averages(self) -> None:
+        """The averages of batch norm are each rank's own after a step; what is tested is what is shipped, rank 0's."""
+        if self.fabric.world_size > 1:
+            for buffer in self.tested.buffers():
+                torch.distributed.broadcast(buffer, 0)
 
     def _tester(self, rows: npt.NDArray[np.intp]) -> Tester:
         return Tester(self.settings, self.data, rows, self.fabric, self.mean, self.std)
@@ -267,9 +286,14 @@ class Training:
     def finish(self) -> None:
         """Test every part but the training part, and write what the run leaves behind."""
         rows = np.flatnonzero(self.data.parts != "train")
+        self._agree_on_averages()
         logits = self._tester(rows).logits(self.tested)
-        if not self.fabric.is_global_zero:
-            return
+        self._check_logits(bool(logits.isfinite().all()))
+        if self.fabric.is_global_zero:
+            self._write_outcome(rows, logits)
+        self.fabric.barrier()  # nobody goes on to read what is still being written
+
+    def _write_outcome(self, rows: npt.NDArray[np.intp], logits: Tensor) -> None:
         trained = {"epochs": self.epoch, "best": self.best, "seconds": round(self.seconds, 3)}
         description = describe(self.settings, self.data, self.fabric, trained)
         description["collapse_softness"] = self.network.method.collapse_softness
@@ -328,6 +352,12 @@ class Training:
             torch.set_rng_state(state["random"][self.fabric.global_rank])
             if self.fabric.device.type == "cuda" and state["device_random"].numel():
                 torch.cuda.set_rng_state(state["device_random"][self.fabric.global_rank])
+
+
+def speaks_for_all() -> bool:
+    """Whether this process is the one, of all that train together, that says how it went."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return not distributed or torch.distributed.get_rank() == 0
 
 
 def make_optimizer(settings: Settings, network: CCLNet, on_gpu: bool) -> torch.optim.Optimizer:

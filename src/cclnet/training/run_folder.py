@@ -47,6 +47,14 @@ class RunFolder:
             ) from error
         write_whole(self.settings, to_toml(settings))
 
+    def discard(self) -> None:
+        """Take a folder back in which nothing was trained."""
+        if not self.checkpoints.exists():
+            for file in (self.settings, self.split):
+                file.unlink(missing_ok=True)
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
+
     def read_settings(self) -> Settings:
         if not self.settings.exists():
             raise InputError(f"{self.path} holds no run to resume (no settings.toml): start it with --out.")

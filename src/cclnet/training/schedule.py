@@ -7,6 +7,19 @@ import math
 from cclnet.training.settings import Settings
 
 
+def drop_epochs(settings: Settings) -> list[int]:
+    """After how many epochs each drop comes. However short a run is, each rate is trained at for an epoch at least, and
+    drops for which there is no room are left out.
+
+    >>> [drop_epochs(Settings(epochs=epochs, drops=(0.5, 0.75))) for epochs in (1, 2, 3, 160)]
+    [[], [1], [2], [80, 120]]
+    """
+    starts: list[int] = []
+    for drop in settings.drops:
+        starts.append(max(round(drop * settings.epochs), starts[-1] + 1 if starts else 1))
+    return [start for start in starts if start < settings.epochs]
+
+
 def rate_factor(settings: Settings, epoch: float) -> float:
     """The factor at ``epoch`` (0 at the start, fractions inside an epoch).
 
@@ -19,7 +32,7 @@ def rate_factor(settings: Settings, epoch: float) -> float:
     """
     factor = 1.0
     if settings.schedule == "step":
-        factor = settings.drop_factor ** sum(epoch >= round(drop * settings.epochs) for drop in settings.drops)
+        factor = settings.drop_factor ** sum(epoch >= start for start in drop_epochs(settings))
     elif settings.schedule == "cosine":
         factor = 0.5 * (1.0 + math.cos(math.pi * min(epoch / settings.epochs, 1.0)))
     if epoch < settings.warmup_epochs:

@@ -157,8 +157,12 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def to_toml(settings: Settings) -> str:
-    """The settings as TOML, the way ``read_settings`` takes them back. What is None is left out."""
-    return "\n".join(_toml_lines(dataclasses.asdict(settings), "")) + "\n"
+    """The settings as TOML, the way ``read_settings`` takes them back. What is None is left out, but for settings of
+    the method, whose defaults are not known here: of these it is "none"."""
+    values = dataclasses.asdict(settings)
+    own = values["method_settings"]
+    values["method_settings"] = {key: "none" if value is None else value for key, value in own.items()}
+    return "\n".join(_toml_lines(values, "")) + "\n"
 
 
 def _toml_lines(values: Mapping[str, Any], table: str) -> list[str]:
@@ -212,7 +216,7 @@ def _fit(hint: Any, value: Any, name: str) -> Any:
         inner = typing.get_args(hint)[0]
         return tuple(_fit(inner, item, name) for item in value)
     if origin is dict and isinstance(value, Mapping):
-        return {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+        return {key: _of_method(item) for key, item in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -221,6 +225,13 @@ def _fit(hint: Any, value: Any, name: str) -> Any:
         return value
     wanted = getattr(hint, "__name__", str(hint))
     raise InputError(f"setting {name} must be {wanted}, got {value!r}.")
+
+
+def _of_method(value: Any) -> Any:
+    """A setting of a method, whose type only the method knows."""
+    if isinstance(value, list):
+        return tuple(value)
+    return None if value == "none" else value
 
 
 def _fit_any(choices: tuple[Any, ...], value: Any, name: str) -> Any:

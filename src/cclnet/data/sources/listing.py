@@ -3,10 +3,11 @@
 Files are strings in here and become Path objects in the table, for these loops see every file of a data set.
 """
 
-# ruff: noqa: PTH100, PTH112, PTH113, PTH114, PTH118, PTH119, PTH120, PTH122, PTH123, PTH202
+# ruff: noqa: PTH100, PTH112, PTH113, PTH114, PTH118, PTH119, PTH120, PTH122, PTH123
 
 from __future__ import annotations
 
+import filecmp
 import os
 import unicodedata
 from collections import defaultdict
@@ -149,7 +150,7 @@ def same_spelling(text: str) -> str:
 class ByStem:
     """Images looked up by file name without suffix, wherever they lie. Masks that come with the images are no images.
 
-    Copies of one file (the same name and size, as in Kaggle's HAM10000 with every image twice) count once.
+    Copies of one file (the same name and bytes, as in Kaggle's HAM10000 with every image twice) count once.
     """
 
     def __init__(self, files: Iterable[str]) -> None:
@@ -179,7 +180,9 @@ class ByStem:
 
 
 def _without_copies(files: list[str]) -> list[str]:
-    return files[:1] if len(files) > 1 and len({os.path.getsize(file) for file in files}) == 1 else files
+    """One of them where all are the same. Uncompressed images of one shape have one size: what is in them counts."""
+    alike = all(filecmp.cmp(files[0], file, shallow=False) for file in files[1:])
+    return files[:1] if alike else files
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
