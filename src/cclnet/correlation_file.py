@@ -27,6 +27,20 @@ def write_correlation(path: str | Path, classes: Sequence[str], matrix: npt.Arra
     write_whole(path, frame.to_csv(index=False, float_format="%.17g", lineterminator="\n"))
 
 
+def tells_classes_apart(matrix: npt.ArrayLike) -> bool:
+    """Whether some classes are more alike than others by these labels. Hard labels and label smoothing, uniform or by
+    class frequency, give every other class the same share whatever the class: they say nothing of likeness.
+
+    >>> tells_classes_apart(np.eye(3)), tells_classes_apart([[0.8, 0.2, 0.0], [0.2, 0.8, 0.0], [0.1, 0.1, 0.8]])
+    (False, True)
+    """
+    values = np.array(matrix, dtype=np.float64)
+    np.fill_diagonal(values, np.nan)
+    if len(values) == 2:
+        return bool(np.nanmax(values) > 0)  # there is one other class
+    return bool((np.nanmax(values, axis=0) - np.nanmin(values, axis=0)).max() > 1e-6)
+
+
 def read_correlation(path: str | Path) -> tuple[tuple[str, ...], npt.NDArray[np.float64]]:
     """The names of the classes and the [K, K] matrix of a correlation.csv."""
     path = Path(path)

@@ -197,6 +197,12 @@ def read_predictions(
                 f"{path} has {len(frame):,} rows and {image_table} {len(rows):,}: they are not about the same images."
             )
         header, frame = known + header, pd.concat([rows, frame], axis=1)
+    if "problem" in header:  # of `cclnet predict`: images that could not be read have no prediction
+        unread = frame["problem"].astype(str).to_numpy() != ""
+        if unread.any():
+            told = f"{_count(int(unread.sum()), 'image')} without a prediction (see the column 'problem')"
+            warnings.warn(f"{path}: {told}, left out of all scores.", stacklevel=2)
+            frame = frame[~unread].reset_index(drop=True)
     classes = tuple(name[2:] for name in header if name.startswith("p_"))
     problems = _header_problems(header, classes)
     if len(frame) == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,20 @@ def test_several_labels_are_right_together_or_wrong(tmp_path: Path) -> None:
     held_out = read_predictions(folder / "predictions.csv", multilabel=True).of_part("test")
     wrong = ((held_out.probabilities >= 0.5) != held_out.labels).any(axis=1)
     assert curve.risk[-1] == pytest.approx(wrong.mean())
-    assert curve.threshold[-1] == confidence(held_out.probabilities, True).min()
+    assert curve.threshold[-1] == 0  # keeps everything
+    sure = np.sort(confidence(held_out.probabilities, True))[::-1]
+    assert curve.threshold[0] == pytest.approx(sure[:2].mean())
+
+
+@pytest.mark.parametrize("noise", [0.0, 2e-7])
+def test_what_is_promised_is_kept_whatever_the_engine_rounds(noise: float) -> None:
+    rng = np.random.default_rng(0)
+    sure = np.concatenate([rng.random(60), 1 - 1e-8 * rng.random(40)])  # many are as sure as can be
+    curve = measure_curve(sure, np.ones(100, bool), "val")
+    again = curve_from_json(json.loads(json.dumps(curve.to_json())), Path("model.json"))
+    said = (sure + noise * rng.choice((-1, 1), 100)).astype(np.float32)
+    for coverage in np.arange(0.02, 1.01, 0.02):
+        assert (said >= again.threshold[again.at(coverage=coverage)]).mean() >= coverage - 1e-9
 
 
 def test_a_long_curve_is_thinned_and_still_ends_at_everything() -> None:
@@ -83,7 +97,7 @@ def test_a_long_curve_is_thinned_and_still_ends_at_everything() -> None:
 
 def test_in_words() -> None:
     assert TEN.in_words(TEN.at(coverage=0.8)) == (
-        "abstains below a confidence of 0.3: of 10 images of part 'val' that keeps 80.0%, of which 12.5% are wrong "
+        "abstains below a confidence of 0.25: of 10 images of part 'val' that keeps 80.0%, of which 12.5% are wrong "
         "(95% interval 2.2% to 47.1%)"
     )
 

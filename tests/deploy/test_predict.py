@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -192,10 +193,17 @@ def test_a_worker_that_is_killed_is_told(model: Model, tmp_path: Path, monkeypat
 def test_many_images_are_worth_converting_a_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     asked = []
-    monkeypatch.setattr(predicting, "load", lambda path, device, engine: asked.append(engine))
+    maps = {"onnx": False, "torch": True, "auto": True}
+
+    def load(path: Path, device: str, engine: str) -> SimpleNamespace:
+        asked.append(engine)
+        return SimpleNamespace(has_maps=maps[engine])
+
+    monkeypatch.setattr(predicting, "load", load)
     for images, engine in ((10, "auto"), (5000, "auto"), (5000, "torch")):
         predicting.open_model(run, images, "cpu", engine)
     assert asked == ["auto", "onnx", "torch"]
+    assert predicting.open_model(run, 5000, "cpu", "auto", explain=True).has_maps  # only torch can
 
 
 def test_notes_and_refusals_of_the_command(run: Path, tmp_path: Path) -> None:
@@ -203,8 +211,16 @@ def test_notes_and_refusals_of_the_command(run: Path, tmp_path: Path) -> None:
     uncalibrated = write_run(tmp_path / "uncalibrated", temperature=None)
     code, said = command(uncalibrated, path, "--out", tmp_path / "new" / "out.csv", "--risk", 0.3)
     assert (tmp_path / "new" / "out.csv").is_file()
-    assert code == 0 and "no temperature was fitted" in said and "abstains below a confidence of" in said
+    assert code == 0 and "there is no temperature" in said and "abstains below a confidence of" in said
     with pytest.raises(InputError, match="holds the run's own predictions"):
         command(run, path, "--out", run / "predictions.csv")
+    with pytest.raises(InputError, match="holds the run's own predictions"):
+        command(run / "model.safetensors", path, "--out", run / "predictions.csv")
+    table = tmp_path / "table.csv"
+    table.write_text(f"image\n{path.name}\n")
+    with pytest.raises(InputError, match="is what is to be predicted: choose another"):
+        command(run, table, "--out", table)
+    with pytest.raises(InputError, match="is a folder: give --out the name of a table"):
+        command(run, path, "--out", tmp_path)
     with pytest.raises(InputError, match="and not both"):
         command(run, path, "--out", tmp_path / "out.csv", "--risk", 0.3, "--coverage", 0.5)

@@ -45,7 +45,7 @@ def test_experience_is_that_of_images_at_least_as_sure(sure: float, about: str, 
     curve = measure_curve(confidence, right, "val")
     lines = explanation(predicted(sure, 1 - sure, 0.0), multilabel=False, calibrated=True, curve=curve)
     assert lines[2] == (
-        f"Of 100 images that it had not been trained on, it was at least this sure about {about}, and wrong about "
+        f"Of 100 images that it had not been trained on, it was about this sure, or surer, of {about}, and wrong about "
         f"{wrong} of those."
     )
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cclnet.errors import InputError
+from cclnet.evaluation.runs import PREDICTIONS
 from cclnet.files import make_folder
 
 RunOrExport = Annotated[Path, typer.Argument(help="A run folder, or what `cclnet export` wrote.")]
@@ -24,6 +25,7 @@ def predict(
     risk: Annotated[float | None, typer.Option(help="Abstain so that this share of those kept is wrong: .05")] = None,
     explain: Annotated[Path | None, typer.Option(help="A folder for maps of where the network looked.")] = None,
     image_column: Annotated[str | None, typer.Option(help="Column of a table that names the images.")] = None,
+    image_folder: Annotated[Path | None, typer.Option(help="Where the names in a table start from.")] = None,
     engine: Annotated[str, typer.Option(help="auto, torch or onnx.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     batch_size: Annotated[int, typer.Option(min=1, help="Images that go through the network at once.")] = 16,
@@ -37,16 +39,21 @@ def predict(
     from cclnet.deploy import predict as predicting
     from cclnet.deploy.inputs import gather
 
-    if out.resolve() == (run / "predictions.csv").resolve():
+    own = run if run.is_dir() else run.parent
+    if out.resolve() in [(own / name).resolve() for name in PREDICTIONS]:
         raise InputError(f"{out} holds the run's own predictions, which its scores come from: choose another --out.")
+    if out.resolve() in [Path(place).expanduser().resolve() for place in images] and not out.is_dir():
+        raise InputError(f"{out} is what is to be predicted: choose another --out.")
+    if out.is_dir():
+        raise InputError(f"{out} is a folder: give --out the name of a table, such as {out / 'predictions.csv'}.")
     make_folder(out.parent)  # now, and not after an hour of predicting
-    inputs = gather(images, image_column)
+    inputs = gather(images, image_column, image_folder)
     console = Console(stderr=True)
     with console.status("Loading the model"):
-        model = predicting.open_model(run, len(inputs), device, engine)
+        model = predicting.open_model(run, len(inputs), device, engine, explain is not None)
     if model.temperature is None:
-        console.print("[yellow]note:[/yellow] no temperature was fitted, so probabilities are as trained. "
-                      "`cclnet evaluate` fits one.", highlight=False)  # fmt: skip
+        console.print("[yellow]note:[/yellow] there is no temperature, so probabilities are as trained. `cclnet "
+                      "evaluate` fits one where the held-out images allow it.", highlight=False)  # fmt: skip
     threshold = None
     if coverage is not None or risk is not None:
         point = model.curve.at(coverage, risk)

@@ -19,6 +19,7 @@ from cclnet.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 POINTS = 1000
+SAME = 1e-6  # confidences nearer than this are taken for equal: engines differ by as much
 
 
 def confidence(probabilities: Floats, multilabel: bool) -> Floats:
@@ -72,7 +73,7 @@ class Curve:
         kept = round(float(self.coverage[point]) * self.images)
         low, high = _wilson(float(self.risk[point]), kept)
         return (
-            f"abstains below a confidence of {self.threshold[point]:.4g}: of {self.images:,} images of part "
+            f"abstains below a confidence of {self.threshold[point]:.7g}: of {self.images:,} images of part "
             f"'{self.part}' that keeps {self.coverage[point]:.1%}, of which {self.risk[point]:.1%} are wrong (95% "
             f"interval {low:.1%} to {high:.1%})"
         )
@@ -80,7 +81,7 @@ class Curve:
     def to_json(self) -> dict[str, Any]:
         rows = np.column_stack([self.threshold, self.coverage, self.risk])
         return {"part": self.part, "images": self.images, "columns": ["threshold", "coverage", "risk"],
-                "rows": [[float(f"{v:.9g}") for v in row] for row in rows]}  # fmt: skip
+                "rows": [[float(f"{v:.12g}") for v in row] for row in rows]}  # fmt: skip
 
 
 def _wilson(share: float, count: int) -> tuple[float, float]:
@@ -92,16 +93,20 @@ def _wilson(share: float, count: int) -> tuple[float, float]:
 def measure_curve(sure: Floats, right: npt.NDArray[np.bool_], part: str) -> Curve:
     """The curve of N decisions from their confidence and whether they are right; equally confident ones go together.
 
+    A threshold lies half-way between what it keeps and what it does not, so that neither rounding nor another engine
+    moves an image across it; the last keeps everything.
+
     >>> curve = measure_curve(np.array([0.9, 0.5, 0.8, 0.5]), np.array([True, False, True, True]), "val")
     >>> curve.threshold.tolist(), curve.coverage.tolist(), curve.risk.tolist()
-    ([0.9, 0.8, 0.5], [0.25, 0.5, 1.0], [0.0, 0.0, 0.25])
+    ([0.85, 0.65, 0.0], [0.25, 0.5, 1.0], [0.0, 0.0, 0.25])
     """
     order = np.argsort(-sure, kind="stable")
     sure, wrong = sure[order], np.cumsum(~right[order])
-    last = np.flatnonzero(np.append(sure[1:] != sure[:-1], True))  # of each block of equal confidence
+    last = np.flatnonzero(np.append(sure[:-1] - sure[1:] > SAME, True))  # of each block of equal confidence
     shown = last[np.unique(np.linspace(0, len(last) - 1, min(POINTS, len(last))).round().astype(np.intp))]
     kept = shown + 1
-    return Curve(part, len(sure), sure[shown], kept / len(sure), wrong[shown] / kept)
+    between = np.append((sure[:-1] + sure[1:]) / 2, 0.0)
+    return Curve(part, len(sure), between[shown], kept / len(sure), wrong[shown] / kept)
 
 
 def curve_of_run(folder: Path, temperature: float | None) -> Curve:

@@ -46,7 +46,7 @@ def export(run: str | Path, format: str = "onnx", out: str | Path | None = None,
         raise unknown("format", format, FORMATS)
     if not (run / "model.safetensors").is_file():
         raise InputError(f"{run} holds no model.safetensors: give the folder of a run that was trained to the end.")
-    out = run / f"export-{format}" if out is None else Path(out).expanduser()
+    out = run / f"export-{format}" if out is None else Path(out).expanduser().resolve()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"{out} is there already: choose another --out, or remove it first.")
     description = read_description(run / "model.json")

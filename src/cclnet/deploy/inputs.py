@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,9 +39,12 @@ class Inputs:
         return len(self.names)
 
 
-def gather(places: Sequence[str | Path], image_column: str | None = None) -> Inputs:
+def gather(
+    places: Sequence[str | Path], image_column: str | None = None, image_folder: Path | None = None
+) -> Inputs:
     """What ``places`` name: image files and folders of them, in any number; or one table (CSV, TSV, Parquet) with a
-    column of image names; or one data set without files (.npz, ``medmnist:NAME``, ``synthetic``)."""
+    column of image names, which start from ``image_folder`` or from where the table lies; or one data set without files
+    (.npz, ``medmnist:NAME``, ``synthetic``)."""
     if not places:
         raise InputError("no images: give image files, a folder of them, or a table that names them.")
     if len(places) == 1:
@@ -51,12 +55,12 @@ def gather(places: Sequence[str | Path], image_column: str | None = None) -> Inp
         ):
             return _of_data_set(open_data(places[0]))
         if place.is_file() and place.suffix.lower() in manifest.SUFFIXES:
-            return _of_table(place, image_column)
+            return _of_table(place, image_column, image_folder or place.parent)
         if place.is_dir():
             files = image_files(place, follow_links=True)
             if not files:
                 raise InputError(f"{place} holds no image files ({', '.join(sorted(SUFFIXES))}).")
-            return Inputs([below(place, file) for file in files], [Path(file) for file in files])
+            return Inputs([_written(below(place, file)) for file in files], [Path(file) for file in files])
     return _of_files(places)
 
 
@@ -80,20 +84,25 @@ def _of_files(places: Sequence[str | Path]) -> Inputs:
         )
     if not files:
         raise InputError(f"no image files in {', '.join(str(place) for place in places[:8])}.")
-    return Inputs([str(file) for file in files], list(files))
+    return Inputs([_written(str(file)) for file in files], list(files))
 
 
-def _of_table(sheet: Path, asked: str | None) -> Inputs:
+def _written(name: str) -> str:
+    """A name as it can be written down: some old archives hold names that are no text in any encoding."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _of_table(sheet: Path, asked: str | None, folder: Path) -> Inputs:
     rows = read_sheet(sheet)
     column = manifest.image_column(sheet, rows, asked)
     names: list[str] = rows[column].tolist()
     problems, images = {}, []
-    for row, (name, found) in enumerate(zip(names, locate(sheet.parent, names, follow_links=True), strict=True)):
+    for row, (name, found) in enumerate(zip(names, locate(folder, names, follow_links=True), strict=True)):
         images.append(Path(found[0]) if len(found) == 1 else Path(name))
         if not name:
             problems[row] = f"row {row + 2} of {sheet.name} names no image"
         elif not found:
-            problems[row] = f"no such file in {sheet.parent} or below"
+            problems[row] = f"no such file in {folder} or below"
         elif len(found) > 1:
             problems[row] = f"{len(found)} different files have this name: {', '.join(found[:3])}"
     if not names:

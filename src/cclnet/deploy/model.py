@@ -82,6 +82,16 @@ class Model:
     def device(self) -> str:
         return self._engine.device
 
+    @cached_property
+    def has_maps(self) -> bool:
+        """Whether the network can tell where it looked. Tried out, which warms it up as well."""
+        noise = np.random.default_rng(0).integers(0, 256, (1, *self.description.crop, 3), dtype=np.uint8)
+        try:
+            return self.run(noise, explain=True)[1] is not None
+        except InputError:  # the engine says that it has none
+            self.run(noise)
+            return False
+
     def prepare(self, image: Any, max_pixels: int = MAX_PIXELS) -> Pixels:
         """An image (path, bytes of a file, Pillow image, uint8 array) as the network takes it, uint8 [h, w, 3].
 
@@ -259,10 +269,11 @@ def _start(
 def _read_correlation(folder: Path, description: Description) -> Floats | None:
     if not (folder / "correlation.csv").is_file():
         return None
-    from cclnet.correlation_file import read_correlation
+    from cclnet.correlation_file import read_correlation, tells_classes_apart
 
     classes, matrix = read_correlation(folder / "correlation.csv")
     if set(classes) != set(description.classes):
         raise InputError(f"{folder}: correlation.csv and model.json name different classes. They are not of one model.")
     order = [classes.index(name) for name in description.classes]
-    return matrix[np.ix_(order, order)]
+    matrix = matrix[np.ix_(order, order)]
+    return matrix if tells_classes_apart(matrix) else None

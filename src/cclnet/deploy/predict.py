@@ -36,14 +36,22 @@ WORTH_CONVERTING = 500
 WORTH_TORCH = 300
 
 
-def open_model(path: str | Path, images: int, device: str = "auto", engine: str = "auto") -> Model:
+def can_convert() -> bool:
+    """Whether all is installed that turns a run into an ONNX model and runs it."""
+    return all(find_spec(name) is not None for name in ("onnx", "onnxscript", "onnxruntime"))
+
+
+def open_model(
+    path: str | Path, images: int, device: str = "auto", engine: str = "auto", explain: bool = False
+) -> Model:
     """The model in the engine that will be done first: on a CPU many images are worth converting a run to ONNX for,
-    where what that takes is installed."""
+    where what that takes is installed, and where the converted model can ``explain`` if that is asked for."""
     folder = Path(path).expanduser()
-    if engine == "auto" and images >= WORTH_CONVERTING and (folder / FILES["torch"]).is_file():
-        tools = all(find_spec(name) is not None for name in ("onnx", "onnxscript", "onnxruntime"))
-        if tools and torch_device(device) == "cpu":
-            engine = "onnx"
+    worth_it = engine == "auto" and images >= WORTH_CONVERTING and (folder / FILES["torch"]).is_file()
+    if worth_it and can_convert() and torch_device(device) == "cpu":
+        converted = load(path, device, "onnx")
+        if converted.has_maps or not explain:
+            return converted
     return load(path, device, engine)
 
 

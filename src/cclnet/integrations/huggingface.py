@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cclnet import functional
 from cclnet.errors import InputError
+from cclnet.integrations.scores import plain_loss
 from cclnet.network import CCLNet
 
 
 class TrainerModel(nn.Module):
     """Speaks the Trainer's language: ``model(pixel_values, labels)`` → a dict with ``loss`` in training, and
-    with ``loss`` (cross entropy) and ``logits`` in evaluation.
+    with ``loss`` (cross entropy, binary for several labels) and ``logits`` in evaluation.
 
     The whole network is inside this module, so that distributed data parallel wraps backbone and head together.
     """
@@ -28,7 +28,7 @@ class TrainerModel(nn.Module):
         logits: Tensor = self.network(pixel_values)
         if labels is None:
             return {"logits": logits}
-        return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
+        return {"loss": plain_loss(self.network.method, logits, labels), "logits": logits}
 
 
 def method_callback(network: CCLNet, clip_norm: float | None = None) -> Any:

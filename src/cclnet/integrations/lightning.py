@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from cclnet import functional
+from cclnet.integrations.scores import accuracy, plain_loss
 from cclnet.network import CCLNet
 
 Groups = list[dict[str, Any]]
@@ -54,8 +54,8 @@ class LightningClassifier(pl.LightningModule):  # type: ignore[misc]  # lightnin
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
         images, labels = batch
         logits = self(images)
-        right = (logits.argmax(dim=1) == labels).float().mean()
-        scores = {"val_loss": functional.cross_entropy(logits, labels), "val_accuracy": right}
+        scores = {"val_loss": plain_loss(self.network.method, logits, labels)}
+        scores["val_accuracy"] = accuracy(self.network.method, logits, labels)
         self.log_dict(scores, batch_size=len(images), sync_dist=True)
 
     def on_train_epoch_end(self) -> None:

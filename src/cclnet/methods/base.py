@@ -54,6 +54,8 @@ class Method(nn.Module):
     the network; labels are class indices [N] or class weights [N, K]; weight [N] weighs the samples.
     """
 
+    multilabel = False  # whether an image may have several labels; labels are then marks [N, K]
+
     def __init__(self, classes: Classes) -> None:
         super().__init__()
         self.classes = classes

@@ -25,6 +25,8 @@ class CCLMultilabel(CCLCentroid):
     are those of ``ccl-centroid``.
     """
 
+    multilabel = True
+
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         check_features(features, self.classes.in_features)
         marks = marks_of(labels, len(features), self.classes.num_classes)

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from cclnet import __version__
+from cclnet.correlation_file import tells_classes_apart
 from cclnet.report import words
 
 
@@ -32,6 +33,7 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
+        "tells_apart": tells_classes_apart,
         "score": words.score,
         "value": words.value_text,
         "interval": words.interval_text,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
@@ -15,7 +15,7 @@ from cclnet.deploy.model import Model
 from cclnet.deploy.serve.about import ModelCard, model_card
 from cclnet.deploy.serve.api import api
 from cclnet.deploy.serve.docs import docs_page
-from cclnet.deploy.serve.guard import Guard
+from cclnet.deploy.serve.guard import Guard, host_of
 from cclnet.deploy.serve.limits import Limits, Refused
 from cclnet.deploy.serve.metrics import Measured, Metrics
 from cclnet.deploy.serve.nursery import Nursery
@@ -65,14 +65,16 @@ def create_app(
         lifespan=lifespan,
     )
     app.include_router(api(service, card, token is not None))
-    _add_pages(app, card, settings.limits, token is not None)
+    _add_pages(app, card, settings.limits, token is not None, allowed_hosts)
     _add_reasons(app)
     app.add_middleware(Guard, host=host, allowed_hosts=allowed_hosts, token=token)
     app.add_middleware(Measured, metrics=service.metrics, routes=_templates_of_paths(len(model.classes)))
     return app
 
 
-def _add_pages(app: FastAPI, card: ModelCard, limits: Limits, with_token: bool) -> None:
+def _add_pages(
+    app: FastAPI, card: ModelCard, limits: Limits, with_token: bool, allowed_hosts: Iterable[str]
+) -> None:
     page = render("page.html", card=card, limits=limits)
 
     @app.get("/", include_in_schema=False)
@@ -81,7 +83,11 @@ def _add_pages(app: FastAPI, card: ModelCard, limits: Limits, with_token: bool) 
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:
-        return HTMLResponse(docs_page(app.openapi(), str(request.base_url).rstrip("/"), with_token))
+        name, plain = host_of(request.headers.get("host", "")), str(request.base_url).rstrip("/")
+        # Names that were allowed are those of a proxy; a token must not be sent to one in the clear.
+        behind = name in {host.lower() for host in allowed_hosts}
+        address = plain.replace("http://", "https://", 1) if behind else plain
+        return HTMLResponse(docs_page(app.openapi(), address, with_token))
 
     @app.get("/static/{name}", include_in_schema=False)
     async def static(name: str) -> Response:

@@ -153,7 +153,8 @@ class Guard:
         if not self.is_token(given.strip()):
             return HTMLResponse(sign_in_page("That is not the token."), 401)
         answer = Response(status_code=303, headers={"Location": "./"})
-        secure = request.url.scheme == "https"
+        # Behind a proxy that speaks https this server sees http; the page it was sent from tells.
+        secure = "https" in (request.url.scheme, request.headers.get("origin", "").partition("://")[0])
         answer.set_cookie(COOKIE, self.session, httponly=True, samesite="strict", secure=secure)
         return answer
 

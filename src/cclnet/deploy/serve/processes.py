@@ -78,7 +78,11 @@ class _Process:
         seconds = self.reader.limits.seconds
         if self.ready and self.connection.poll(0):  # it speaks only when it is asked: it was ended from outside
             self._restart()
-        self.wait_until_ready()
+        try:
+            self.wait_until_ready()
+        except (EOFError, OSError):  # it was ended before it had begun, as by a machine that is short of memory
+            self._restart()
+            raise busy("The process that reads images is being started again.") from None
         try:
             self.connection.send_bytes(json.dumps({"content_type": content_type, "picture": picture}).encode())
             self.connection.send_bytes(body)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import asyncio
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -10,15 +10,17 @@ from pathlib import Path
 import uvicorn
 from rich.console import Console
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cclnet.data.parallel import available_cores
 from cclnet.deploy.model import Model, load
+from cclnet.deploy.predict import can_convert
 from cclnet.deploy.serve.app import create_app
 from cclnet.deploy.serve.examples import read_examples
 from cclnet.deploy.serve.guard import HEADER_BYTES, check_token, is_address
 from cclnet.deploy.serve.limits import Limits
 from cclnet.deploy.serve.nursery import Nursery
-from cclnet.deploy.serve.service import LANES, ServeSettings, has_heat_maps
+from cclnet.deploy.serve.service import LANES, ServeSettings
 from cclnet.errors import InputError
 from cclnet.files import make_folder
 
@@ -77,14 +79,35 @@ def serve(
             model, settings, host=host, allowed_hosts=allowed_hosts, token=token, nursery=nursery, ready=greet
         )
         with suppress(KeyboardInterrupt):  # it has finished what it was answering, and is to end like that
-            make_server(app).run(sockets=[listening])
+            make_server(app, settings.limits.seconds).run(sockets=[listening])
 
 
-def make_server(app: ASGIApp) -> uvicorn.Server:
-    """A server for the application that gives nobody more than the limits: h11, for it bounds headers."""
+def make_server(app: ASGIApp, seconds: float = Limits.seconds) -> uvicorn.Server:
+    """A server for the application that gives nobody more than the limits: h11, for it bounds headers, and whoever
+    does not ask anything within ``seconds`` of connecting is let go."""
+
+    class Impatient(H11Protocol):
+        """Connections that say nothing would take the places of those that do."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.waiting = self.loop.call_later(seconds, self.let_go)
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            if self.cycle is not None:  # it has asked
+                self.waiting.cancel()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.waiting.cancel()
+            super().connection_lost(exc)
+
+        def let_go(self) -> None:
+            self.transport.close()
+
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=Impatient,
         ws="none",
         log_level="warning",
         access_log=False,
@@ -107,10 +130,10 @@ def load_to_serve(run: str | Path, device: str, engine: str) -> Model:
     if engine != "auto":
         return load(run, device, engine, threads)
     model = load(run, device, threads=threads)
-    if model.engine == "onnx" or model.device != "cpu" or not importlib.util.find_spec("onnxruntime"):
+    if model.engine == "onnx" or model.device != "cpu" or not can_convert():
         return model
     faster = load(run, device, "onnx", threads)
-    return faster if has_heat_maps(faster) or not has_heat_maps(model) else model
+    return faster if faster.has_maps or not model.has_maps else model
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -57,7 +57,7 @@ class Service:
 
     def __init__(self, model: Model, settings: ServeSettings, metrics: Metrics, nursery: Nursery | None = None) -> None:
         self.model, self.settings, self.metrics, self.nursery = model, settings, metrics, nursery
-        self.heat_maps = has_heat_maps(model)
+        self.heat_maps = model.has_maps
         self.curve = held_out_curve(model)
 
     async def start(self) -> None:
@@ -114,17 +114,6 @@ class Service:
             log.warning("no heat map: %s", error)
             return self._run(batch, False)
         return [(row, None if heat is None else heat[i]) for i, row in enumerate(probabilities)]
-
-
-def has_heat_maps(model: Model) -> bool:
-    """Whether the network can tell where it looked. Tried out, which warms it up as well."""
-    noise = np.random.default_rng(0).integers(0, 256, (1, *model.description.crop, 3), dtype=np.uint8)
-    try:
-        return model.run(noise, explain=True)[1] is not None
-    except InputError as error:
-        log.info("no heat maps: %s", error)
-        model.run(noise)
-        return False
 
 
 def held_out_curve(model: Model) -> Curve | None:

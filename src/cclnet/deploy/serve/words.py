@@ -51,18 +51,15 @@ def _several(found: Prediction) -> str:
 
 
 def _experience(confidence: float, curve: Curve) -> str:
-    """How often it was wrong where it was at least as sure, on images that it was not trained on."""
-    as_sure = np.flatnonzero(curve.threshold >= confidence)
-    if len(as_sure) == 0:
-        return ""
-    point = int(as_sure[-1])
+    """How often it was wrong where it was about as sure or surer, on images that it was not trained on."""
+    point = int(np.flatnonzero(curve.threshold <= confidence)[0])  # the last keeps everything
     images = round(float(curve.coverage[point]) * curve.images)
     if images < _FEWEST:
         return ""
     wrong = percent(float(curve.risk[point])) if curve.risk[point] > 0 else "none"
     return (
-        f"Of {curve.images:,} images that it had not been trained on, it was at least this sure about {images:,}, and "
-        f"wrong about {wrong} of those."
+        f"Of {curve.images:,} images that it had not been trained on, it was about this sure, or surer, of {images:,}, "
+        f"and wrong about {wrong} of those."
     )
 
 

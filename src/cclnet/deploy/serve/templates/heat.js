@@ -2,7 +2,7 @@
 import { labels, percent } from "./words.js";
 
 // The colours of `cclnet predict --explain`, which also differ in brightness, so that all eyes tell them apart.
-const COLOURS = [[0, 0, 4], [87, 16, 110], [188, 55, 84], [249, 142, 9], [252, 255, 164]];
+const COLOURS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 const canvas = document.getElementById("heat");
 
 export async function showHeat(png) {
