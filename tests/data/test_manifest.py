@@ -33,6 +33,21 @@ def labels(table) -> list[str]:
     return [table.classes[label] for label in table.labels]
 
 
+def test_one_name_for_different_files_of_one_size_is_no_copy(tmp_path: Path) -> None:
+    """Uncompressed images of one shape have one size."""
+    for i, place in enumerate(("left", "right")):
+        (tmp_path / place).mkdir()
+        draw(tmp_path / place / "a.bmp", seed=i)
+        draw(tmp_path / place / "b.bmp", seed=7)  # a copy, really
+        draw(tmp_path / place / "c.bmp", seed=8)
+    rows = [["image", "label"], ["a.bmp", "x"], ["b.bmp", "y"], ["c.bmp", "x"]]
+    sizes = {path.stat().st_size for path in tmp_path.glob("*/*.bmp")}
+    assert len(sizes) == 1
+    with pytest.raises(InputError, match=r"a\.bmp"):
+        open_data(write_csv(tmp_path / "m.csv", rows), strict=True)
+    assert list(open_data(tmp_path / "m.csv").names) == ["b.bmp", "c.bmp"]
+
+
 class TestColumns:
     @pytest.mark.parametrize(("suffix", "separator"), [(".csv", ","), (".csv", ";"), (".tsv", "\t"), (".tab", "\t")])
     def test_columns_by_custom(self, folder: Path, suffix: str, separator: str) -> None:

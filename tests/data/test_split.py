@@ -161,6 +161,22 @@ def test_every_unit_goes_to_one_part_and_no_part_strays_by_more_than_the_heavies
         assert (stray <= 4 * counts.max(axis=0, initial=0) + 1e-9).all()
 
 
+def test_patients_with_several_diagnoses_leave_no_class_without_training():
+    """A unit that fills one class's gap may be the last of another where it lies: that one stays."""
+    looked_at = 0
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        counts = np.zeros((rng.integers(6, 25), rng.integers(3, 6)), np.int64)
+        for unit in counts:
+            unit[rng.choice(len(unit), rng.integers(1, 3), replace=False)] = rng.integers(1, 6)
+        if ((counts > 0).sum(axis=0) < 2).any():
+            continue
+        looked_at += 1
+        part = stratify(counts, [0.8, 0.2], np.random.default_rng(seed))
+        assert (counts[part == 0] > 0).any(axis=0).all(), seed
+    assert looked_at > 200
+
+
 # Parts that come with the data.
 
 

@@ -85,10 +85,10 @@ def nursery() -> Nursery:
 
 
 @contextmanager
-def running(app: FastAPI) -> Iterator[str]:
+def running(app: FastAPI, seconds_to_ask: float = 20.0) -> Iterator[str]:
     """The application behind a real server on this machine; gives its address."""
     listening = listen("127.0.0.1", 0)
-    server = make_server(app)
+    server = make_server(app, seconds_to_ask)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:
@@ -109,8 +109,9 @@ def serving(
 ) -> Iterator[str]:
     """A server of the colour model; gives its address."""
     names = {"allowed_hosts": settings.pop("allowed_hosts", ())}
+    seconds = settings.pop("seconds_to_ask", 20.0)
     made = ServeSettings(**{"name": "colours", "limits": LIMITS, "readers": 1, **settings})
     with running(
-        create_app(colour_model(folder, **(model or {})), made, token=token, nursery=nursery(), **names)
+        create_app(colour_model(folder, **(model or {})), made, token=token, nursery=nursery(), **names), seconds
     ) as address:
         yield address

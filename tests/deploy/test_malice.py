@@ -143,6 +143,47 @@ def test_an_onnx_model_that_reads_other_files(run: Path, tmp_path: Path) -> None
             cclnet.load(run)
 
 
+def test_a_path_in_an_onnx_model_is_found_however_it_is_written(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same entry with its value before its key, and with a length written in two bytes instead of one."""
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    monkeypatch.chdir(run)
+    (run / "secret.bin").write_bytes(bytes(8))
+    (run / "model.safetensors").unlink()
+    name = b"secret.bin"
+    usual = b"\n\x08location\x12" + bytes([len(name)]) + name
+    for other in (
+        b"\x12" + bytes([len(name)]) + name + b"\n\x08location",
+        b"\n\x88\x00location\x12" + bytes([len(name)]) + name,
+    ):
+        weight = onnx.TensorProto(name="w", data_type=1, dims=[2], data_location=onnx.TensorProto.EXTERNAL)
+        weight.external_data.add(key="location", value=name.decode())
+        tensor = weight.SerializeToString().replace(bytes([len(usual)]) + usual, bytes([len(other)]) + other)
+        assert other in tensor
+        again = onnx.TensorProto.FromString(tensor)
+        assert again.external_data[0].key == "location"  # a reader of ONNX understands it
+        value = onnx.helper.make_tensor_value_info
+        nodes = [onnx.helper.make_node("Cast", ["image"], ["x"], to=1),
+                 onnx.helper.make_node("Add", ["x", "w"], ["probabilities"])]  # fmt: skip
+        graph = onnx.helper.make_graph(nodes, "g", [value("image", 2, [2])], [value("probabilities", 1, [2])])
+        opset = onnx.helper.make_opsetid("", 20)
+        content = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10).SerializeToString()
+        packed = graph.SerializeToString()
+        larger = packed + b"\x2a" + bytes([len(tensor)]) + tensor  # field 5 of a graph: an initializer
+        content = content.replace(_prefixed(packed), _prefixed(larger))
+        (run / "model.onnx").write_bytes(content)
+        with pytest.raises(InputError, match=r"keeps weights in other files|cannot be run|can be run"):
+            cclnet.load(run)
+
+
+def _prefixed(message: bytes) -> bytes:
+    """A message behind its length, as protobuf writes it: seven bits a byte."""
+    size, prefix = len(message), b""
+    while size > 127:
+        prefix, size = prefix + bytes([size % 128 + 128]), size // 128
+    return prefix + bytes([size]) + message
+
+
 def changed(run: Path, **values: Any) -> Path:
     info = json.loads((run / "model.json").read_text())
     (run / "model.json").write_text(json.dumps(info | values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -107,6 +108,19 @@ def test_a_person_signs_in_on_the_page(closed_server: str) -> None:
         assert "httponly" in cookie and "samesite=strict" in cookie and TOKEN.lower() not in cookie
         assert "Drop an image here" in person.get("/").text
         assert person.post("/predict", files=IMAGE).status_code == 200
+
+
+def test_behind_a_proxy_with_https_cookie_and_addresses_are_secure(tmp_path: Path) -> None:
+    with serving(tmp_path, token=TOKEN, allowed_hosts=("skin.example.org",)) as address:
+        seen = {"Host": "skin.example.org", "Origin": "https://skin.example.org"}
+        behind = httpx.post(f"{address}/sign-in", data={"token": TOKEN}, headers=seen)
+        assert "; secure" in behind.headers["set-cookie"].lower()
+        plain = httpx.post(f"{address}/sign-in", data={"token": TOKEN})
+        assert "; secure" not in plain.headers["set-cookie"].lower()
+        asked = {"Authorization": f"Bearer {TOKEN}"}
+        docs = httpx.get(f"{address}/docs", headers={**asked, "Host": "skin.example.org"}).text
+        assert "https://skin.example.org/predict" in docs and "http://skin.example.org" not in docs
+        assert f"{address}/predict" in httpx.get(f"{address}/docs", headers=asked).text
 
 
 def test_a_made_up_cookie_does_not_open(closed_server: str) -> None:

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -111,6 +112,24 @@ def test_a_decoder_that_dies_over_an_image_is_replaced(processes: ReadingProcess
     with pytest.raises(Refused, match="its decoder broke down over it"):
         read(processes, image_bytes())
     assert read(processes, image_bytes()) == bytes((200, 20, 10)) * 256
+
+
+def test_a_decoder_that_dies_while_it_starts_is_replaced(processes: ReadingProcesses) -> None:
+    (process,) = processes._processes
+    process._restart()
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(Refused, match="is being started again"):
+        read(processes, image_bytes())
+    assert read(processes, image_bytes()) == bytes((200, 20, 10)) * 256
+
+
+def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
+    with serving(tmp_path, seconds_to_ask=0.5) as address:
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as silent:
+            silent.sendall(b"GET / HTTP/1.1\r\n")  # and no more
+            assert silent.recv(1) == b""  # closed
+        assert httpx.get(f"{address}/healthz").status_code == 200
 
 
 def test_a_decoder_that_died_in_between_costs_nobody_an_answer(processes: ReadingProcesses) -> None:

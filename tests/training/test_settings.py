@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from cclnet import InputError
@@ -76,6 +78,7 @@ def test_overrides(assignment: str, name: str, value: object) -> None:
         ({"drops": [0.7, 0.5]}, "rising shares"),
         ({"drops": [0.7, 1.5]}, "rising shares"),
         ({"class_weights": True, "balanced_sampling": True}, "choose one"),
+        ({"class_weights": True, "method": "ccl-balanced"}, "would do so twice"),
         ({"short_side": 100}, "augment.crop is 224 but images have a short side of 100"),
         ({"augment": {"hue": 2.0}}, "hue"),
     ],
@@ -96,6 +99,20 @@ def test_files_that_cannot_be_read(tmp_path) -> None:
     (tmp_path / "bad.toml").write_text("lr = = 1")
     with pytest.raises(InputError, match="not valid TOML"):
         read_settings(tmp_path / "bad.toml")
+
+
+def test_a_method_setting_of_none_comes_back(tmp_path) -> None:
+    settings = make_settings({"method_settings": {"patience": None, "widths": [8, 4]}})
+    (tmp_path / "settings.toml").write_text(to_toml(settings))
+    assert make_settings(read_settings(tmp_path / "settings.toml")) == settings
+    assert make_settings(parse_overrides(["method_settings.patience=none"])).method_settings == {"patience": None}
+
+
+def test_short_runs_begin_at_the_rate_asked_for() -> None:
+    for epochs in (1, 2, 3, 4):
+        settings = make_settings({"epochs": epochs, "drops": [0.5, 0.75]})
+        rates = [rate_factor(settings, epoch) for epoch in range(epochs)]
+        assert rates[0] == 1.0 and all(b >= 0.099 * a for a, b in itertools.pairwise(rates))  # one drop at a time
 
 
 def test_step_schedule_drops_twice() -> None:

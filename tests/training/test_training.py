@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,10 @@ def test_soft_labels_are_taken_out_of_the_probabilities(tmp_path: Path) -> None:
     assert np.abs(found - said).max() > 0.01
     with pytest.raises(InputError, match=r"no soft labels to take out again \(unsoften\): focal has none"):
         train(make_settings({**tiny, "method": "focal", "unsoften": True}), tmp_path / "none", accelerator="cpu")
+    vague = {"method": "ordinal", "method_settings": {"sigma": 3.0}, "unsoften": True}
+    with pytest.raises(InputError, match="cannot be taken out again"):
+        train(make_settings(tiny, vague), tmp_path / "vague", accelerator="cpu")  # before anything is trained
+    assert not (tmp_path / "vague").exists()
 
 
 @pytest.mark.parametrize("method", ["hard", "lsr-u5", "lsr-a1"])
@@ -165,6 +170,25 @@ def test_divergence_names_the_last_good_checkpoint(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match=r"diverged at step 1 of epoch 3.*epoch-000002-step-00000000"):
         train(tiny(), tmp_path / "run", accelerator="cpu", progress=False, on_epoch=poison)
+
+
+def test_weights_that_ran_away_after_the_last_loss_are_seen(tmp_path: Path) -> None:
+    wild = {**TINY, "method": "hard", "method_settings": {}, "lr": 1e3, "clip": 0.0, "schedule": "constant",
+            "batch_size": 96}  # fmt: skip
+    with pytest.raises(InputError, match="diverged at step"):
+        train(make_settings(wild), tmp_path / "run", accelerator="cpu", progress=False)
+    assert all(math.isfinite(record["val_loss"]) for record in metrics(tmp_path / "run"))
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"data": "/nowhere"}, {"backbone": "resnet19"}, {"method_settings": {"margin": "wide"}}]
+)
+def test_a_start_that_failed_leaves_the_folder_free(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        run(tmp_path, **changes)
+    assert not (tmp_path / "run").exists()
+    assert (run(tmp_path, epochs=1) / "predictions.csv").exists()
 
 
 def test_a_folder_with_a_run_is_left_alone(tmp_path: Path) -> None:
