@@ -12,9 +12,11 @@ import pandas as pd
 import pytest
 
 from cclnet import InputError
+from cclnet.evaluation.calibration import measure
 from cclnet.evaluation.runs import open_run
 from cclnet.jobs.job import Job
-from cclnet.jobs.results import differs_from_result, differs_from_run, read_results
+from cclnet.jobs.results import _shortened, differs_from_result, differs_from_run, read_results
+from cclnet.predictions import Predictions
 from cclnet.training.run_folder import RunFolder
 from cclnet.training.settings import Settings, make_settings
 from made_runs import CLASSES, made_result
@@ -33,9 +35,23 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert content["leak"]["images"] == 0 and content["settings"]["data"] == "isic"
     assert np.asarray(content["correlation"]).shape == (3, 3) and content["final_softness"] == pytest.approx(0.43)
     assert content["rarity_agreement"] is not None and "/somewhere" not in read.path.read_text()
-    kept = pd.read_csv(read.predictions)[[f"p_{name}" for name in CLASSES]].to_numpy() * 1e4
-    np.testing.assert_allclose(kept, np.round(kept), atol=1e-6)
+    kept = pd.read_csv(read.predictions)[[f"p_{name}" for name in CLASSES]].to_numpy()
+    np.testing.assert_allclose(kept, kept.round(4), atol=1e-9)
     assert read.path.stat().st_size < 10_000
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_what_is_kept_of_a_small_probability_is_not_nothing(tmp_path: Path, multilabel: bool) -> None:
+    rng = np.random.default_rng(0)
+    logits = 6 * rng.normal(size=(400, 3))
+    p = 1 / (1 + np.exp(-logits)) if multilabel else np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    labels = (rng.random((400, 3)) < 0.5).astype(np.uint8) if multilabel else rng.integers(0, 3, 400)
+    said = Predictions(np.arange(400).astype(str), labels, p, CLASSES)
+    kept = dataclasses.replace(said, probabilities=_shortened(said))
+    assert (np.abs(kept.probabilities - p) <= 5e-5).all() and kept.probabilities.min() > 0
+    assert measure(kept)["nll"] == pytest.approx(measure(said)["nll"], rel=0.02)
+    rounded = dataclasses.replace(said, probabilities=p.round(4))
+    assert measure(rounded)["nll"] > 1.2 * measure(said)["nll"]  # which is why
 
 
 def test_methods_without_soft_labels_keep_no_matrix(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,9 +162,18 @@ def _open_result(path: Path) -> Run:
     settings = kept["settings"]
     model = {key: settings[key] for key in ("method", "method_settings", "backbone")}
     model |= {"classes": kept["classes"], "class_counts": kept["class_counts"], "trained": {"seed": settings["seed"]}}
-    predictions = read_predictions(predictions_file, kept.get("multilabel", False), image_table)
+    predictions = _without_zeros(read_predictions(predictions_file, kept.get("multilabel", False), image_table))
     matrix = None if kept["correlation"] is None else np.asarray(kept["correlation"], np.float64)
     return Run(path.stem, path, None, predictions, reported_part(predictions), model, matrix, settings)
+
+
+def _without_zeros(predictions: Predictions) -> Predictions:
+    """Earlier results were kept to four decimals throughout: nothing there is something below .00005, and is read as
+    half of that."""
+    p = np.where(predictions.probabilities == 0, 2.5e-5, predictions.probabilities)
+    if predictions.multilabel:
+        return replace(predictions, probabilities=np.where(p == 1, 1 - 2.5e-5, p))
+    return replace(predictions, probabilities=p / p.sum(axis=1, keepdims=True))
 
 
 def reported_part(predictions: Predictions) -> str:

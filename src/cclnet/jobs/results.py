@@ -1,4 +1,5 @@
-"""What is kept of a finished run: one small JSON, and beside it its predictions to four decimals.
+"""What is kept of a finished run: one small JSON, and beside it its predictions to four decimals, what is less than
+that to one digit.
 
 The scores in the JSON are those of the predictions as they are kept, so that anybody can compute them again from the
 files alone: ``NAME.predictions.csv.bz2`` has the probabilities, and the images they are of stand in a file that all
@@ -50,10 +51,11 @@ from cclnet.evaluation.judge import judge
 from cclnet.files import write_whole
 from cclnet.jobs.course import read_course
 from cclnet.jobs.job import Job
-from cclnet.predictions import Predictions, read_predictions, write_predictions, write_probabilities
+from cclnet.predictions import Floats, Predictions, read_predictions, write_predictions, write_probabilities
 from cclnet.training.run_folder import RunFolder
 from cclnet.training.settings import Settings
 
+HALF = 5e-5  # what is less is nothing to four decimals
 SCORES = ("accuracy", "macro_f1", "kappa", "macro_jaccard", "balanced_accuracy")
 SCORES_OF_SEVERAL_LABELS = ("mean_average_precision", "macro_auroc", "macro_f1", "micro_f1", "subset_accuracy")
 
@@ -107,7 +109,7 @@ def keep_result(job: Job, run: Path, path: Path) -> Result:
     folder = RunFolder(run)
     model = json.loads(folder.model.read_text(encoding="utf-8"))
     predictions = read_predictions(folder.predictions, multilabel=model["multilabel"])
-    rounded = dataclasses.replace(predictions, probabilities=predictions.probabilities.round(4))
+    rounded = dataclasses.replace(predictions, probabilities=_shortened(predictions))
     image_table = write_probabilities(predictions_path(path), rounded)
     kept = read_predictions(predictions_path(path), model["multilabel"], image_table)
     matrix = read_correlation(folder.correlation)[1] if folder.correlation.exists() else None
@@ -121,6 +123,18 @@ def keep_result(job: Job, run: Path, path: Path) -> Result:
     text = json.dumps(content, allow_nan=False)
     write_whole(path, text + "\n")
     return Result(path, json.loads(text))
+
+
+def _shortened(predictions: Predictions) -> Floats:
+    """Four decimals, and of what they would make nothing of one digit: a log-likelihood must not hear of zeros."""
+    p = predictions.probabilities
+    shorter = np.where(p < HALF, _one_digit(p), p.round(4))
+    return np.where(p > 1 - HALF, 1 - _one_digit(1 - p), shorter) if predictions.multilabel else shorter
+
+
+def _one_digit(p: Floats) -> Floats:
+    unit = 10.0 ** np.floor(np.log10(np.clip(p, 1e-9, 1.0)))
+    return np.maximum(np.round(p / unit), 1.0) * unit
 
 
 @contextmanager
