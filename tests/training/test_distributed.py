@@ -61,3 +61,21 @@ def test_each_image_is_tested_once(runs: tuple[Path, Path]) -> None:
     np.testing.assert_allclose(
         merged[[f"{c}_x" for c in columns]].to_numpy(), merged[[f"{c}_y" for c in columns]].to_numpy(), atol=1e-5
     )
+
+
+def test_what_is_tested_is_what_is_shipped(tmp_path: Path) -> None:
+    """Batch norm keeps averages of its own on every rank; those of rank 0 are shipped, and all must test with them."""
+    settings = ["data=synthetic:images=130,size=32", "short_side=32", "backbone=test_resnet", "epochs=2", "batch_size=16",
+                "lr=.05", "method=hard", "split.val=.25", "augment.crop=28"]  # fmt: skip
+    command = [sys.executable, "-m", "cclnet", "train", "--accelerator", "cpu", "--quiet"]
+    started = [*command, "--out", "run", "--devices", "2", *(f"--set={setting}" for setting in settings)]
+    done = subprocess.run(started, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("report: run/report.html") == 1  # one process speaks for all
+    together = pd.read_csv(tmp_path / "run" / "predictions.csv").set_index("image")
+    again = [*command, "--resume", "run"]  # finished: one process tests the same weights again
+    done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    alone = pd.read_csv(tmp_path / "run" / "predictions.csv").set_index("image").loc[together.index]
+    columns = [name for name in together if name.startswith("p_")]
+    np.testing.assert_allclose(together[columns], alone[columns], atol=1e-5)
