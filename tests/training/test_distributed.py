@@ -65,8 +65,8 @@ def test_each_image_is_tested_once(runs: tuple[Path, Path]) -> None:
 
 def test_what_is_tested_is_what_is_shipped(tmp_path: Path) -> None:
     """Batch norm keeps averages of its own on every rank; those of rank 0 are shipped, and all must test with them."""
-    settings = ["data=synthetic:images=130,size=32", "short_side=32", "backbone=test_resnet", "epochs=2", "batch_size=16",
-                "lr=.05", "method=hard", "split.val=.25", "augment.crop=28"]  # fmt: skip
+    settings = ["data=synthetic:images=130,size=32", "short_side=32", "backbone=test_resnet", "epochs=2",
+                "batch_size=16", "lr=.05", "method=hard", "split.val=.25", "augment.crop=28"]  # fmt: skip
     command = [sys.executable, "-m", "cclnet", "train", "--accelerator", "cpu", "--quiet"]
     started = [*command, "--out", "run", "--devices", "2", *(f"--set={setting}" for setting in settings)]
     done = subprocess.run(started, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
