@@ -16,6 +16,7 @@ from shipped_run import CLASSES, write_images, write_run
 
 import cclnet
 from cclnet import InputError
+from cclnet.correlation_file import write_correlation
 from cclnet.data.augment import normalise
 from cclnet.data.decode import decode
 from cclnet.data.loader import Loader
@@ -244,6 +245,17 @@ def test_what_is_no_image(model: Model, tmp_path: Path) -> None:
         model.prepare(write_images(tmp_path, 1)[0], max_pixels=100)
     with pytest.raises(InputError, match=r"a batch is uint8 \[N, 32, 32, 3\]"):
         model.run(np.zeros((1, 30, 32, 3), np.uint8))
+
+
+@pytest.mark.parametrize("off", [np.zeros(4), np.full(4, 0.1), np.array([0.3, 0.05, 0.02, 0.03])])
+def test_labels_that_were_not_learned_name_no_similar_classes(tmp_path: Path, off: np.ndarray) -> None:
+    """Hard labels, and label smoothing, uniform or by class frequency: no class is nearer to one than to another."""
+    run = write_run(tmp_path / "run")
+    matrix = np.tile(off, (4, 1))
+    np.fill_diagonal(matrix, 0.0)
+    np.fill_diagonal(matrix, 1 - matrix.sum(axis=1))
+    write_correlation(run / "correlation.csv", CLASSES, matrix)
+    assert cclnet.load(run, engine="torch").correlation is None
 
 
 def test_no_soft_labels_no_similar_classes(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ Pixels = npt.NDArray[np.uint8]
 
 FILES = {"onnx": "model.onnx", "torch": "model.safetensors"}
 SIMILAR = 3  # classes most alike the predicted one that a prediction names
+LEAST_WEIGHT = 0.005  # in a soft label: two classes that share less are not alike
 
 
 @dataclass(frozen=True)
@@ -160,11 +161,12 @@ class Model:
         ]
 
     def similar(self, index: int, count: int = SIMILAR) -> tuple[tuple[str, float], ...]:
-        """The classes that weigh most in the soft label of a class beside itself; () where there are no soft labels."""
+        """The classes that weigh most in the soft label of a class beside itself, as far as they weigh anything; () where
+        there are no soft labels."""
         if self.correlation is None:
             return ()
         row = self.correlation[index]
-        order = [k for k in np.argsort(-row, kind="stable") if k != index][:count]
+        order = [k for k in np.argsort(-row, kind="stable") if k != index and row[k] >= LEAST_WEIGHT][:count]
         return tuple((self.classes[k], float(row[k])) for k in order)
 
     @cached_property
