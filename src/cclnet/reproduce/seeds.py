@@ -18,6 +18,7 @@ from cclnet.reproduce.paper import METHODS
 from cclnet.reproduce.results import SCORES, Result
 
 RIVALS = ("ccl", "hard", "lsr-u5")  # compared in pairs, the first of a pair first
+RULES = 2  # of judging: to be raised when the same predictions come to be judged otherwise
 METRICS = (*SCORES, "nll", "ece", "ece_calibrated")
 TEST = ("difference", "low", "high", "p", "p_holm", "evidence", "better", "seed_differences", "verdict")
 
@@ -74,7 +75,7 @@ class Seeds:
             write_whole(self.path, text + "\n")
 
     def _once(self, key: str, results: Sequence[Result], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        made_from = {result.path.stem: _fingerprint(result.predictions) for result in results}
+        made_from = {"rules": str(RULES)} | {result.path.stem: _fingerprint(result.predictions) for result in results}
         kept = self.kept.get(key)
         if kept is None or kept["made_from"] != made_from:
             kept = {"made_from": made_from, "content": make()}
