@@ -161,8 +161,8 @@ class Model:
         ]
 
     def similar(self, index: int, count: int = SIMILAR) -> tuple[tuple[str, float], ...]:
-        """The classes that weigh most in the soft label of a class beside itself, as far as they weigh anything; () where
-        there are no soft labels."""
+        """The classes that weigh most in the soft label of a class beside itself, as far as they weigh anything; ()
+        where there are no soft labels."""
         if self.correlation is None:
             return ()
         row = self.correlation[index]
