@@ -13,8 +13,8 @@ percentiles and BCa when units are few or the score is near one.
 A calibration error is a sum of absolute values and so lies too high, the more the better the model is calibrated: with
 b the mean of the draws less θ, the bias that the bootstrap sees, which is less than the whole of it, the interval is
 ``θ − 2b − t s`` to ``θ − b + t s``. Of simulated cases it holds the truth in 90 to 95% (ECE and its adaptive form), in
-79 to 90% where that is zero and where the one above never holds it; the class-wise form of few images it holds less often
-(200 images: 13 to 71%; benchmarks/judging.py).
+79 to 90% where that is zero and where the one above never holds it; the class-wise form of few images it holds less
+often (200 images: 13 to 71%; benchmarks/judging.py).
 """
 
 from __future__ import annotations
