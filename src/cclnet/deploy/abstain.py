@@ -97,7 +97,7 @@ def measure_curve(sure: Floats, right: npt.NDArray[np.bool_], part: str) -> Curv
     moves an image across it; the last keeps everything.
 
     >>> curve = measure_curve(np.array([0.9, 0.5, 0.8, 0.5]), np.array([True, False, True, True]), "val")
-    >>> curve.threshold.tolist(), curve.coverage.tolist(), curve.risk.tolist()
+    >>> curve.threshold.round(3).tolist(), curve.coverage.tolist(), curve.risk.tolist()
     ([0.85, 0.65, 0.0], [0.25, 0.5, 1.0], [0.0, 0.0, 0.25])
     """
     order = np.argsort(-sure, kind="stable")
