@@ -1,3 +1,5 @@
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from cclnet.data.augment import AugmentSettings, Parameters, augment
 from cclnet.data.decode import DecodedImages
-from cclnet.data.loader import Batch, Loader
+from cclnet.data.loader import Batch, Loader, _warn_of_odd_shapes
 from cclnet.errors import InputError
 from cclnet.functional import rows_of
 
@@ -261,3 +263,20 @@ def test_the_gpu_gets_what_the_cpu_gets(recipe, tmp_path):
         for a, b in zip(expected, got, strict=True):
             assert all(x is None or y.is_cuda for x, y in zip(a[:4], b[:4], strict=True))
             assert same(a, Batch(*(None if t is None else t.cpu() for t in b[:4]), b.rows))
+
+
+def test_one_very_wide_and_one_very_tall_image_swell_their_own_batch_alone():
+    heights, widths = np.array([12] * 31 + [400], np.int32), np.array([12] * 30 + [400, 12], np.int32)
+    sizes = heights.astype(np.int64) * widths * 3
+    pixels = np.arange(sizes.sum(), dtype=np.int64).astype(np.uint8)
+    images = DecodedImages(pixels, np.cumsum(sizes) - sizes, heights, widths)
+    settings = AugmentSettings(crop=8, rotation=20.0)
+    labels = np.arange(32) % 2
+    loader = Loader(images, labels, np.arange(32), batch_size=4, augment=settings, num_classes=2)
+    shapes = [tuple(batch.crops.shape[1:3]) for batch in loader.epoch()]
+    assert shapes.count((12, 12)) >= 6 and max(shapes) > (12, 12)
+    with pytest.warns(UserWarning, match=r"padded to 400 x 400 pixels to be turned or scaled, 1111 times the usual"):
+        _warn_of_odd_shapes((400, 400), heights, widths)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _warn_of_odd_shapes((20, 20), heights, widths)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cclnet.data.decode import DecodedImages
 
 RESIDENT_SHARE = 0.6  # of the free memory of the device that pixels may take before they are streamed
+ODD = 4.0  # times the area of the usual image that a frame around all of them may have before it is told
 
 
 class Batch(NamedTuple):
@@ -107,6 +108,8 @@ class Loader:
         self.batch_size = _whole_batch(len(self.rows), batch_size, world_size) if augment else batch_size
         self._chances = _balanced_chances(self.labels[self.rows]) if balanced else None
         self._frame = int(images.heights[self.rows].max()), int(images.widths[self.rows].max())
+        if augment and augment.warps and self.device.type == "cuda":
+            _warn_of_odd_shapes(self._frame, images.heights[self.rows], images.widths[self.rows])
         self.resident = self._fits() if resident is None else resident
         self._pixels = Resident(images, self.rows, self.device) if self.resident else Streamed(images, self.device)
         on_gpu = self.device.type == "cuda"
@@ -248,6 +251,20 @@ class Loader:
                 f"smallest is {self.images.widths[least]} x {self.images.heights[least]} (row {least}). Decode "
                 f"with a short side of at least {self.crop}, or take a crop of at most {sides.min()}."
             )
+
+
+def _warn_of_odd_shapes(
+    frame: tuple[int, int], heights: npt.NDArray[np.integer], widths: npt.NDArray[np.integer]
+) -> None:
+    """On a GPU, where shapes cannot change, images that are turned or scaled are padded to the tallest and widest."""
+    usual = float(np.median(heights.astype(np.int64) * widths))
+    if frame[0] * frame[1] > ODD * usual:
+        times = f"{frame[0] * frame[1] / usual:.0f} times the usual size"
+        warnings.warn(
+            f"some images are so tall or wide that all are padded to {frame[0]} x {frame[1]} pixels to be turned or "
+            f"scaled, {times}: leave them out, or use neither rotation nor resized crops. `cclnet data audit` names them.",
+            stacklevel=3,
+        )
 
 
 def _crop_side(augment: AugmentSettings | None, crop: int | None) -> int:
