@@ -262,7 +262,7 @@ def _warn_of_odd_shapes(
         times = f"{frame[0] * frame[1] / usual:.0f} times the usual size"
         warnings.warn(
             f"some images are so tall or wide that all are padded to {frame[0]} x {frame[1]} pixels to be turned or "
-            f"scaled, {times}: leave them out, or use neither rotation nor resized crops. `cclnet data audit` names them.",
+            f"scaled, {times}: leave them out (`cclnet data audit` names them), or turn and scale none.",
             stacklevel=3,
         )
 
