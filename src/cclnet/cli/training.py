@@ -63,8 +63,9 @@ def train(
     Without arguments it trains on the embedded synthetic set, in a few minutes on two CPU cores.
     """
     from cclnet.training import quick_start
-    from cclnet.training.loop import Interrupted, speaks_for_all
+    from cclnet.training.loop import Interrupted
     from cclnet.training.loop import train as run_training
+    from cclnet.training.prepare import speaks_for_all
     from cclnet.training.run_folder import free_name
     from cclnet.training.settings import make_settings, parse_overrides, read_settings
 

@@ -30,8 +30,8 @@ from cclnet.data.table import ImageTable
 from cclnet.errors import unknown
 from cclnet.methods import Loss
 from cclnet.training.compiled import compiled, recorded
-from cclnet.training.loop import Training, make_optimizer
-from cclnet.training.prepare import PreparedData, make_fabric, make_network, prepare_data
+from cclnet.training.loop import Training
+from cclnet.training.prepare import PreparedData, make_fabric, make_network, make_optimizer, prepare_data
 from cclnet.training.run_folder import RunFolder, versions
 from cclnet.training.settings import Settings
 

@@ -28,6 +28,7 @@ from cclnet.training.prepare import (
     make_deterministic,
     make_fabric,
     make_network,
+    make_optimizer,
     prepare_data,
     train_loader,
 )
@@ -185,7 +186,7 @@ class Training:
             try:
                 losses = self.step(batch).double()
             except NotFinite as error:
-                raise self._diverged(str(error), step + 1) from error
+                raise self._diverged(str(error), step + 1, self.epoch + 1) from error
             self.sums = losses if self.sums is None else self.sums + losses
             self.bad_step = torch.where((self.bad_step < 0) & ~losses.isfinite().all(), step + 1, self.bad_step)
             self.steps = step + 1
@@ -226,21 +227,20 @@ class Training:
         sums: Tensor = self.sums if of_this_rank else self.fabric.all_reduce(self.sums, reduce_op="mean")
         if not bool(torch.isfinite(sums).all()):
             bad = ", ".join(n for n, v in zip(self.step.terms, sums.tolist(), strict=True) if not math.isfinite(v))
-            raise self._diverged(f"not finite: {bad}", int(self.bad_step))
+            raise self._diverged(f"not finite: {bad}", int(self.bad_step), self.epoch + 1)
         return sums.cpu()
 
     def _check_logits(self, finite: bool) -> None:
         """Weights can run away in the last steps of an epoch, after its losses."""
         if not finite:
-            self.epoch -= 1
-            raise self._diverged("what it says of the validation images is not finite", len(self.loader))
+            raise self._diverged("what it says of images is not finite", len(self.loader), self.epoch)
 
-    def _diverged(self, what: str, step: int) -> NotFinite:
+    def _diverged(self, what: str, step: int, epoch: int) -> NotFinite:
         self.writer.close()  # what is still being written is good
         kept = checkpoints(self.run.checkpoints)
         good = f"the last good checkpoint is {kept[-1]}" if kept else "there is no earlier checkpoint"
         return NotFinite(
-            f"training diverged at step {step} of epoch {self.epoch + 1} ({what}). Nothing was overwritten; {good}. "
+            f"training diverged at step {step} of epoch {epoch} ({what}). Nothing was overwritten; {good}. "
             "Lower lr, set clip or warmup_epochs, or check the images."
         )
 
@@ -352,22 +352,6 @@ class Training:
             torch.set_rng_state(state["random"][self.fabric.global_rank])
             if self.fabric.device.type == "cuda" and state["device_random"].numel():
                 torch.cuda.set_rng_state(state["device_random"][self.fabric.global_rank])
-
-
-def speaks_for_all() -> bool:
-    """Whether this process is the one, of all that train together, that says how it went."""
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return not distributed or torch.distributed.get_rank() == 0
-
-
-def make_optimizer(settings: Settings, network: CCLNet, on_gpu: bool) -> torch.optim.Optimizer:
-    """SGD or AdamW over the network's and the method's parameter groups."""
-    groups = network.param_groups(settings.lr, settings.lr_ccl, settings.weight_decay)
-    for group in groups:
-        group["initial_lr"] = group["lr"]
-    if settings.optimizer == "adamw":
-        return torch.optim.AdamW(groups, fused=on_gpu)
-    return torch.optim.SGD(groups, momentum=settings.momentum, fused=on_gpu)
 
 
 def _mix(*numbers: int) -> int:

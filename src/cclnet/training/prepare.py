@@ -138,3 +138,19 @@ def make_network(settings: Settings, data: PreparedData) -> CCLNet:
     if settings.weights:
         load_weights(network, Path(settings.weights))
     return network
+
+
+def speaks_for_all() -> bool:
+    """Whether this process is the one, of all that train together, that says how it went."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return not distributed or torch.distributed.get_rank() == 0
+
+
+def make_optimizer(settings: Settings, network: CCLNet, on_gpu: bool) -> torch.optim.Optimizer:
+    """SGD or AdamW over the network's and the method's parameter groups."""
+    groups = network.param_groups(settings.lr, settings.lr_ccl, settings.weight_decay)
+    for group in groups:
+        group["initial_lr"] = group["lr"]
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(groups, fused=on_gpu)
+    return torch.optim.SGD(groups, momentum=settings.momentum, fused=on_gpu)
