@@ -144,7 +144,7 @@ def test_an_onnx_model_that_reads_other_files(run: Path, tmp_path: Path) -> None
 
 
 def test_a_path_in_an_onnx_model_is_found_however_it_is_written(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same entry with its value before its key, and with a length written in two bytes instead of one."""
+    """The same entry with its value before its key, and with numbers written in more bytes than they need."""
     pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")
     monkeypatch.chdir(run)
@@ -155,6 +155,7 @@ def test_a_path_in_an_onnx_model_is_found_however_it_is_written(run: Path, monke
     for other in (
         b"\x12" + bytes([len(name)]) + name + b"\n\x08location",
         b"\n\x88\x00location\x12" + bytes([len(name)]) + name,
+        b"\x8a\x80\x00\x08location\x12" + bytes([len(name)]) + name,
     ):
         weight = onnx.TensorProto(name="w", data_type=1, dims=[2], data_location=onnx.TensorProto.EXTERNAL)
         weight.external_data.add(key="location", value=name.decode())
@@ -172,7 +173,7 @@ def test_a_path_in_an_onnx_model_is_found_however_it_is_written(run: Path, monke
         larger = packed + b"\x2a" + bytes([len(tensor)]) + tensor  # field 5 of a graph: an initializer
         content = content.replace(_prefixed(packed), _prefixed(larger))
         (run / "model.onnx").write_bytes(content)
-        with pytest.raises(InputError, match=r"keeps weights in other files|cannot be run|can be run"):
+        with pytest.raises(InputError, match=r"keeps weights in other files"):
             cclnet.load(run)
 
 

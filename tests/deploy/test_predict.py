@@ -206,6 +206,31 @@ def test_many_images_are_worth_converting_a_run(run: Path, monkeypatch: pytest.M
     assert predicting.open_model(run, 5000, "cpu", "auto", explain=True).has_maps  # only torch can
 
 
+def test_what_could_not_be_read_does_not_keep_the_rest_from_being_judged(run: Path, tmp_path: Path) -> None:
+    paths = write_images(tmp_path, 6)
+    paths[2].write_bytes(paths[2].read_bytes()[:40])
+    (tmp_path / "deep").mkdir()
+    table = tmp_path / "deep" / "table.csv"
+    rows = [f"{path.name},{CLASSES[i % len(CLASSES)]}" for i, path in enumerate(paths)]
+    table.write_text("\n".join(["image,label", *rows]) + "\n")
+    said = tmp_path / "said.csv"
+    code, _ = command(run, table, "--image-folder", tmp_path, "--out", said)
+    assert code == 1  # one is listed as unreadable
+    with pytest.warns(UserWarning, match="1 image without a prediction"):
+        kept = read_predictions(said)
+    assert sorted(kept.images.tolist()) == sorted(path.name for i, path in enumerate(paths) if i != 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_that_are_no_text_are_written_down_all_the_same(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (path,) = write_images(tmp_path, 1)
+    path.rename(os.fsdecode(os.fsencode(folder) + b"/L\xe4sion.png"))
+    code, _ = command(run, folder, "--out", tmp_path / "said.csv")
+    assert code == 0 and pd.read_csv(tmp_path / "said.csv")["image"].tolist() == ["L\\xe4sion.png"]
+
+
 def test_notes_and_refusals_of_the_command(run: Path, tmp_path: Path) -> None:
     (path,) = write_images(tmp_path, 1)
     uncalibrated = write_run(tmp_path / "uncalibrated", temperature=None)

@@ -50,7 +50,7 @@ def open_model(
     worth_it = engine == "auto" and images >= WORTH_CONVERTING and (folder / FILES["torch"]).is_file()
     if worth_it and can_convert() and torch_device(device) == "cpu":
         converted = load(path, device, "onnx")
-        if converted.has_maps or not explain:
+        if not explain or converted.has_maps:
             return converted
     return load(path, device, engine)
 
