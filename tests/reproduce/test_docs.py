@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from cclnet.evaluation.judge import judge
+from cclnet.jobs.results import predictions_path
 from cclnet.reproduce.pages import documents, grids, in_markdown
 from cclnet.reproduce.results import read_results
 from cclnet.reproduce.seeds import Seeds
@@ -24,6 +27,20 @@ def test_tables_beside_the_results_agree_with_them() -> None:
         pytest.skip("no results yet")
     for name, content in grids(RESULTS, Seeds(RESULTS)).items():
         assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == in_markdown(content), name
+
+
+KEPT = [path for path in sorted((ROOT / "results").rglob("*-seed*.json")) if predictions_path(path).exists()]
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_kept_scores_are_those_of_the_kept_predictions(path: Path) -> None:
+    """As judging is now: what it changes has to be judged again."""
+    content, judged = json.loads(path.read_text(encoding="utf-8")), judge(path, draws=2)
+    before, after = judged["calibration"]["before"], judged["calibration"]["after"]
+    found = judged["scores"] | {"ece": before["ece"], "ece_calibrated": after["ece"]}
+    for name, kept in content["scores"].items():
+        assert kept["value"] == pytest.approx(found[name]["value"], abs=1e-5), name
+    assert content["temperature"] == pytest.approx(judged["calibration"]["temperature"]["value"], abs=1e-4)
 
 
 def test_results_say_nothing_about_where_files_lay() -> None:
