@@ -42,3 +42,19 @@ def test_options_are_those_this_torch_knows(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(compiled.QUICK_START, "no_such_option", True)
     monkeypatch.setattr(torch, "compile", lambda work, **asked: asked["options"])
     assert set(compiled.compiled(None)) == set(compiled.QUICK_START) - {"no_such_option"}
+
+
+@pytest.mark.parametrize(("cores", "asked", "workers"), [(16, None, 8), (2, None, 2), (1, None, 1), (16, "12", 12)])
+def test_the_compiler_leaves_cores_to_the_thread_that_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, cores: int, asked: str | None, workers: int
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    if asked:
+        monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", asked)
+    monkeypatch.setattr(compiled, "available_cores", lambda: cores)
+    at_the_start = []  # when torch.compile is called its workers start
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: at_the_start.append(torch._inductor.config.compile_threads))
+    with torch._inductor.config.patch(compile_threads=int(asked or cores)):
+        compiled.compiled(None)
+        compiled.compiled(None)
+    assert at_the_start == [workers, workers]

@@ -85,6 +85,7 @@ def benchmark(
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "compile_workers": torch._inductor.config.compile_threads,
         "versions": versions(),
         "settings": {
             "batch_size": settings.batch_size, "crop": settings.augment.crop, "seed": settings.seed,
