@@ -28,9 +28,15 @@ class TimmClassifier(nn.Module):
 
         if not timm.is_model(name):
             raise unknown("backbone", name, timm.list_models())
-        self.model: Any = timm.create_model(
-            name, pretrained=pretrained, num_classes=num_classes, in_chans=in_channels, **(backbone_settings or {})
-        )
+        given = backbone_settings or {}
+        try:
+            self.model: Any = timm.create_model(
+                name, pretrained=pretrained, num_classes=num_classes, in_chans=in_channels, **given
+            )
+        except TypeError as error:
+            if not given:
+                raise
+            raise InputError(f"backbone {name} cannot be made with {', '.join(given)}: {error}.") from error
         # The width after pooling; some models widen it between pooling and classifier (not num_features).
         self.feature_width = int(self.model.head_hidden_size)
 
@@ -50,6 +56,21 @@ class TimmClassifier(nn.Module):
         """What the names of the final classifier's weights begin with."""
         name = self.model.pretrained_cfg["classifier"]
         return f"{name if isinstance(name, str) else name[0]}."
+
+
+def image_size_settings(name: str, size: tuple[int, int]) -> dict[str, Any]:
+    """What tells a timm model the [height, width] of its images, where it must know: transformers have a place for
+    every patch.
+
+    >>> image_size_settings("vit_tiny_patch16_224", (64, 64)), image_size_settings("resnet18", (64, 64))
+    ({'img_size': 64}, {})
+    """
+    import timm
+
+    config = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    if config is None or not config.fixed_input_size or tuple(config.input_size[1:]) == size:
+        return {}
+    return {"img_size": size[0] if size[0] == size[1] else size}
 
 
 class ModuleClassifier(nn.Module):

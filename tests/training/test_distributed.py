@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,22 +29,86 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def command(out: str, settings: Sequence[str] = SETTINGS) -> list[str]:
+    words = [sys.executable, "-m", "cclnet", "train", "--accelerator", "cpu", "--quiet", "--out", out]
+    return words + [f"--set={setting}" for setting in settings]
+
+
 def run(cwd: Path, processes: int) -> Path:
-    launcher = [sys.executable]
+    words = command(f"run{processes}")
     if processes > 1:
-        launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-        launcher += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    command = [*launcher, "-m", "cclnet", "train", "--accelerator", "cpu", "--quiet", "--out", f"run{processes}"]
-    command += [f"--set={setting}" for setting in SETTINGS]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+        words[1:1] = [*torchrun, "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return cwd / f"run{processes}"
+
+
+def slurm_tasks(cwd: Path, words: Sequence[str], job_name: str = "bash") -> list[subprocess.Popen[str]]:
+    """Two tasks with the variables that ``srun -n 2`` of SLURM 22.05 gives them."""
+    shared = {"SLURM_JOB_ID": "70", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1",
+              "SLURM_STEP_NODELIST": "localhost", "SLURM_NODELIST": "localhost", "SLURM_NTASKS": "2",
+              "SLURM_NNODES": "1", "SLURM_NODEID": "0", "SLURM_JOB_NAME": job_name,
+              "MASTER_PORT": str(free_port())}  # fmt: skip
+    return [
+        subprocess.Popen(words, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                         env=os.environ | shared | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)})
+        for rank in range(2)
+    ]  # fmt: skip
+
+
+def finish(tasks: Sequence[subprocess.Popen[str]]) -> list[int]:
+    """How they ended; what they said is shown should a test fail."""
+    for task in tasks:
+        print(task.communicate(timeout=300)[0])
+    return [task.returncode for task in tasks]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("distributed")
     return run(folder, 1), run(folder, 2)
+
+
+def test_slurm_s_tasks_train_together(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    """Also where the job has the name of a shell, by which others know that someone sits at it."""
+    assert finish(slurm_tasks(tmp_path, command("slurm"), job_name="bash")) == [0, 0]
+    assert (tmp_path / "slurm" / "metrics.jsonl").read_text().count("\n") == 6
+    torchrun, slurm = (pd.read_csv(folder / "predictions.csv") for folder in (runs[1], tmp_path / "slurm"))
+    assert slurm["image"].tolist() == torchrun["image"].tolist()
+    columns = [name for name in slurm if name.startswith("p_")]
+    np.testing.assert_allclose(slurm[columns], torchrun[columns], atol=1e-5)
+
+
+def test_processes_stop_and_resume_together(tmp_path: Path) -> None:
+    """A signal to one of them stops both in the midst of an epoch, and what they go on to is what they would have
+    come to: dropout draws differ between them, and each gets its own again."""
+    settings = [
+        "data=synthetic:images=280,size=32", "short_side=32", "augment.crop=28", "split.val=.2", "backbone=test_resnet",
+        "method=ccl-centroid", "epochs=3", "batch_size=4", "lr=.01", "drop_rate=.5",
+    ]  # fmt: skip
+    assert finish(slurm_tasks(tmp_path, command("whole", settings))) == [0, 0]
+    words, resume = command("stopped", settings), [*command("")[:6], "--resume", "stopped"]
+    for _ in range(5):  # a signal between two epochs stops there, which is not what is asked about here
+        tasks = slurm_tasks(tmp_path, words)
+        metrics = tmp_path / "stopped" / "metrics.jsonl"
+        while not metrics.exists() and all(task.poll() is None for task in tasks):
+            time.sleep(0.05)
+        time.sleep(0.3)
+        tasks[1].terminate()
+        assert finish(tasks) == [143, 143]
+        newest = max(path.stem for path in (tmp_path / "stopped" / "checkpoints").iterdir())
+        if not newest.endswith("step-00000000"):
+            break
+        shutil.rmtree(tmp_path / "stopped")
+    else:
+        pytest.fail("was never stopped in the midst of an epoch")
+    assert finish(slurm_tasks(tmp_path, resume)) == [0, 0]
+    whole, stopped = (tmp_path / name for name in ("whole", "stopped"))
+    assert (whole / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
+    assert (whole / "predictions.csv").read_bytes() == (stopped / "predictions.csv").read_bytes()
+    for a, b in zip(*(map(json.loads, (r / "metrics.jsonl").open()) for r in (whole, stopped)), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-12)
 
 
 def test_losses_and_freeze_agree(runs: tuple[Path, Path]) -> None:

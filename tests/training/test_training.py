@@ -88,6 +88,21 @@ def test_shipped_weights_give_the_predictions(tmp_path: Path) -> None:
     np.testing.assert_allclose(probabilities, expected, atol=1e-5)
 
 
+def test_a_transformer_is_made_for_the_size_of_the_images(tmp_path: Path) -> None:
+    from cclnet.deploy.model import load
+
+    path = run(tmp_path, backbone="test_vit", augment={"crop": 32}, epochs=1)  # of patches of 16, for images of 160
+    assert load_file(path / "model.safetensors")["pos_embed"].shape[1] <= 5
+    assert load(path).description.crop == (32, 32)
+
+
+def test_dropout_is_drawn_in_training_alone(tmp_path: Path) -> None:
+    plain, dropped = run(tmp_path, "plain", epochs=1), run(tmp_path, "dropped", epochs=1, drop_rate=0.5)
+    assert metrics(plain)[0]["loss"] != metrics(dropped)[0]["loss"]
+    again = run(tmp_path, "again", epochs=1, drop_rate=0.5)
+    assert (dropped / "predictions.csv").read_bytes() == (again / "predictions.csv").read_bytes()
+
+
 def test_soft_labels_are_taken_out_of_the_probabilities(tmp_path: Path) -> None:
     tiny = {**TINY, "method": "lsr-a5", "method_settings": {}, "epochs": 1}
     both = {name: make_settings({**tiny, "unsoften": name == "left"}) for name in ("plain", "left")}
@@ -182,7 +197,13 @@ def test_weights_that_ran_away_after_the_last_loss_are_seen(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "changes", [{"data": "/nowhere"}, {"backbone": "resnet19"}, {"method_settings": {"margin": "wide"}}]
+    "changes",
+    [
+        {"data": "/nowhere"},
+        {"backbone": "resnet19"},
+        {"method_settings": {"margin": "wide"}},
+        {"backbone": "vgg11", "drop_path_rate": 0.1},  # which it cannot
+    ],
 )
 def test_a_start_that_failed_leaves_the_folder_free(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(InputError):

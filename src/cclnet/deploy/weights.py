@@ -15,20 +15,20 @@ def read_shipped(path: Path, description: Description, maps: bool = True) -> Shi
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
-    from cclnet.network import TimmClassifier
+    from cclnet.network import TimmClassifier, image_size_settings
 
     refuse_pickle(path)
-    count = len(description.classes)
+    name, count = description.backbone, len(description.classes)
+    size = image_size_settings(name, description.crop)
     try:
         with safe_open(path, framework="pt") as file:
             given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         with torch.device("meta"):  # shapes alone: a small file that claims a huge network costs no memory
-            shapes = {
-                k: tuple(v.shape) for k, v in TimmClassifier(description.backbone, count).shipped.state_dict().items()
-            }
+            empty = TimmClassifier(name, count, backbone_settings=size).shipped
+        shapes = {key: tuple(value.shape) for key, value in empty.state_dict().items()}
         if given != shapes:
             raise _does_not_fit(path, description, given, shapes)
-        model = TimmClassifier(description.backbone, count).shipped
+        model = TimmClassifier(name, count, backbone_settings=size).shipped
         model.load_state_dict(load_file(path))
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} is refused: it is not a whole .safetensors file ({error}).") from error

@@ -29,6 +29,7 @@ from torch import Tensor
 from cclnet.data.table import ImageTable
 from cclnet.errors import unknown
 from cclnet.methods import Loss
+from cclnet.network import image_size_settings
 from cclnet.training.compiled import compiled, recorded
 from cclnet.training.loop import Training
 from cclnet.training.prepare import PreparedData, make_fabric, make_network, make_optimizer, prepare_data
@@ -288,7 +289,8 @@ def _reference(settings: Settings, data: PreparedData, files: Sequence[Path], de
         pin_memory=on_gpu,
         persistent_workers=True,
     )
-    model = timm.create_model(settings.backbone, num_classes=data.table.num_classes).to(device).train()
+    size = image_size_settings(settings.backbone, (settings.augment.crop, settings.augment.crop))
+    model = timm.create_model(settings.backbone, num_classes=data.table.num_classes, **size).to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
 
     def steps() -> Iterator[int]:

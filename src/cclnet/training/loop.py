@@ -161,7 +161,7 @@ class Training:
                 whole = self._train_epoch(stop, display)
                 self.seconds = before + time.monotonic() - began
                 if not whole:
-                    self._check_losses()
+                    self.sums = self._check_losses()  # of all ranks: one of them saves for all
                     self._save()
                     break
                 record = self._close_epoch()
@@ -349,9 +349,10 @@ class Training:
         self.seconds, self.best = state["seconds"], state["best"]
         self.records = self.run.read_metrics()[: self.epoch]
         if len(state["random"]) == self.fabric.world_size:  # else the next epoch draws its own
-            torch.set_rng_state(state["random"][self.fabric.global_rank])
+            # Copies: torch reads a row of a table from the wrong place.
+            torch.set_rng_state(state["random"][self.fabric.global_rank].clone())
             if self.fabric.device.type == "cuda" and state["device_random"].numel():
-                torch.cuda.set_rng_state(state["device_random"][self.fabric.global_rank])
+                torch.cuda.set_rng_state(state["device_random"][self.fabric.global_rank].clone())
 
 
 def _mix(*numbers: int) -> int:

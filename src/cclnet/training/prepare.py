@@ -7,6 +7,7 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,8 @@ from cclnet.data.split import make_split, read_split, write_split
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 from cclnet.methods import check_method_fits
-from cclnet.network import CCLNet
+from cclnet.network import CCLNet, image_size_settings
+from cclnet.training.launch import find_launch
 from cclnet.training.run_folder import RunFolder
 from cclnet.training.settings import Settings
 from cclnet.training.weights import load_weights
@@ -35,19 +37,19 @@ READING = (
 def make_fabric(settings: Settings, devices: int | None = None, accelerator: str = "auto") -> Fabric:
     """Fabric for this process. Under torchrun or SLURM the number of devices and nodes is theirs to say."""
     _without_chatter()
-    nodes = 1
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = int(os.environ["WORLD_SIZE"]) // devices
-    elif int(os.environ.get("SLURM_NTASKS", "1")) > 1 and os.environ.get("SLURM_JOB_NAME") != "bash":
-        nodes = int(os.environ["SLURM_NNODES"])
-        devices = int(os.environ["SLURM_NTASKS"]) // nodes
-    count = devices or 1
+    launch = find_launch(devices)
+    os.environ.update(launch.variables)
     on_gpu = torch.cuda.is_available() and accelerator in ("auto", "cuda", "gpu")
     auto = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     precision = {"auto": auto, "32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}[settings.precision]
-    strategy = "ddp" if count * nodes > 1 else "auto"
-    return Fabric(accelerator=accelerator, strategy=strategy, devices=count, num_nodes=nodes, precision=precision)
+    return Fabric(
+        accelerator=accelerator,
+        strategy="ddp" if launch.devices * launch.nodes > 1 else "auto",
+        devices=launch.devices,
+        num_nodes=launch.nodes,
+        precision=precision,
+        plugins=[launch.environment()],
+    )
 
 
 def _without_chatter() -> None:
@@ -134,10 +136,18 @@ def make_network(settings: Settings, data: PreparedData) -> CCLNet:
         pretrained=settings.pretrained,
         class_counts=data.table.class_counts(data.rows("train")).tolist(),
         method_settings=settings.method_settings,
+        backbone_settings=_backbone_settings(settings),
     )
     if settings.weights:
         load_weights(network, Path(settings.weights))
     return network
+
+
+def _backbone_settings(settings: Settings) -> dict[str, Any]:
+    """What is asked of timm beyond the name; what is not asked for stays the model's own."""
+    crop = settings.augment.crop
+    dropout = {"drop_rate": settings.drop_rate, "drop_path_rate": settings.drop_path_rate}
+    return {name: rate for name, rate in dropout.items() if rate} | image_size_settings(settings.backbone, (crop, crop))
 
 
 def speaks_for_all() -> bool:

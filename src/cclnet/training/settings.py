@@ -48,6 +48,8 @@ class Settings:
     backbone: str = "resnet18"
     pretrained: bool = False  # timm's pretrained weights
     weights: str = ""  # a .safetensors file, or a state dict without pickled code
+    drop_rate: float = 0.0  # dropout before the classifier
+    drop_path_rate: float = 0.0  # stochastic depth: the share of images that skip the last block, rising from 0
     method: str = "ccl"
     method_settings: dict[str, Any] = field(default_factory=dict)
     unsoften: bool = False  # take the soft labels out of the probabilities of the finished model again
@@ -106,6 +108,7 @@ _RANGES: list[tuple[str, float, float]] = [
     ("epochs", 1, _BIG), ("batch_size", 2, _BIG), ("lr", 0, _BIG), ("lr_ccl", 0, _BIG), ("momentum", 0, 1),
     ("weight_decay", 0, _BIG), ("clip", 0, _BIG), ("drop_factor", 0, 1), ("warmup_epochs", 0, _BIG),
     ("ema", 0, 0.999999), ("validate_every", 1, _BIG), ("max_minutes", 0, _BIG), ("short_side", 8, 65536),
+    ("drop_rate", 0, 0.99), ("drop_path_rate", 0, 0.99),
 ]  # fmt: skip
 _CHOICES = {
     "optimizer": ("sgd", "adamw"),
