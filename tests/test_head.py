@@ -200,3 +200,17 @@ def test_settings_that_make_no_sense(settings: dict, says: str) -> None:
 def test_batches_that_do_not_fit(features: torch.Tensor, labels: torch.Tensor, says: str) -> None:
     with pytest.raises(InputError, match=says):
         CCLHead(**SMALL)(features, labels)
+
+
+def test_one_image_by_itself_is_embedded_with_the_averages() -> None:
+    head = CCLHead(**SMALL)
+    head(*batch())
+    features, labels = batch(1)
+    trained = head(features, labels)["head_cross_entropy"]
+    assert head.embedding.training and trained.requires_grad
+    torch.testing.assert_close(trained, head.eval()(features, labels)["head_cross_entropy"])
+
+
+def test_what_the_freeze_rule_compares_keeps_its_digits() -> None:
+    head = CCLHead(**SMALL).to(torch.bfloat16)
+    assert head.best_softness.dtype == torch.float64 and head.live_dictionary.dtype == torch.bfloat16

@@ -153,3 +153,24 @@ def test_eval_gives_logits_alone() -> None:
 def test_what_cannot_be_built_is_refused(build, says: str) -> None:
     with pytest.raises(InputError, match=says):
         build()
+
+
+def test_a_classifier_that_is_a_convolution() -> None:
+    network = CCLNet("dla46_c", 5, "hard").eval()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(network(images), network.classifier.shipped(images))
+
+
+def test_a_backbone_with_two_classifiers_is_refused() -> None:
+    with pytest.raises(InputError, match="several classifiers"):
+        CCLNet("deit_tiny_distilled_patch16_224", 5)
+
+
+def test_weights_that_cannot_be_fetched_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise FileNotFoundError("no connection\nand a long story")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(InputError, match=r"pretrained weights of resnet18 cannot be had \(no connection\).*--weights"):
+        CCLNet("resnet18", 5, pretrained=True)

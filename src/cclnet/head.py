@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from cclnet import functional
+from cclnet.double import KeepsDouble
 from cclnet.errors import InputError, NotFinite
 
 
-class CCLHead(nn.Module):
+class CCLHead(KeepsDouble):
     """The class-correlation-learning block: an embedding, a dictionary with one embedding a class, and the
     rule that freezes the dictionary.
 
@@ -106,7 +107,18 @@ class CCLHead(nn.Module):
     def logits(self, features: Tensor) -> Tensor:
         """Negative distances of the embedded features from the class embeddings, [N, K]: ``q_CCL`` is their
         softmax."""
-        return -functional.squared_distance(self.embedding(features.detach()), self.dictionary)
+        return -functional.squared_distance(self._embedded(features.detach()), self.dictionary)
+
+    def _embedded(self, features: Tensor) -> Tensor:
+        """One image by itself, as the last batch of an epoch may be, has no spread to be normalised by: it is embedded
+        with the averages so far."""
+        alone = self.embedding.training and len(features) == 1
+        if alone:
+            self.embedding.eval()
+        embedded: Tensor = self.embedding(features)
+        if alone:
+            self.embedding.train()
+        return embedded
 
     def forward(self, features: Tensor, labels: Tensor, weight: Tensor | None = None) -> dict[str, Tensor]:
         """The terms of ``L_CCL = CE(q_CCL, y) + α l_CC``, already weighted: their sum is the head's loss.

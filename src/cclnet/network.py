@@ -37,6 +37,16 @@ class TimmClassifier(nn.Module):
             if not given:
                 raise
             raise InputError(f"backbone {name} cannot be made with {', '.join(given)}: {error}.") from error
+        except (OSError, RuntimeError) as error:
+            if not pretrained:
+                raise
+            raise InputError(
+                f"the pretrained weights of {name} cannot be had ({_first_line(error)}). Without a network, give a "
+                "file that you have: --weights FILE.safetensors."
+            ) from error
+        classifier = self.model.get_classifier()
+        if not isinstance(classifier, nn.Module) or isinstance(classifier, nn.ModuleList):
+            raise InputError(f"backbone {name} ends in several classifiers, not in one: use another.")
         # The width after pooling; some models widen it between pooling and classifier (not num_features).
         self.feature_width = int(self.model.head_hidden_size)
 
@@ -44,7 +54,11 @@ class TimmClassifier(nn.Module):
         return self.model.forward_head(self.model.forward_features(images), pre_logits=True)
 
     def logits(self, features: Tensor) -> Tensor:
-        return self.model.get_classifier()(features)
+        classifier = self.model.get_classifier()
+        if isinstance(classifier, nn.Conv2d):  # of one place: the same product
+            logits: Tensor = classifier(features[:, :, None, None]).flatten(1)
+            return logits
+        return classifier(features)
 
     @property
     def shipped(self) -> nn.Module:
@@ -56,6 +70,10 @@ class TimmClassifier(nn.Module):
         """What the names of the final classifier's weights begin with."""
         name = self.model.pretrained_cfg["classifier"]
         return f"{name if isinstance(name, str) else name[0]}."
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def image_size_settings(name: str, size: tuple[int, int]) -> dict[str, Any]:

@@ -103,3 +103,14 @@ def test_a_checkpoint_holds_the_methods_state(tmp_path: Path) -> None:
     fit.save_checkpoint(tmp_path / "run.ckpt")
     state = torch.load(tmp_path / "run.ckpt", weights_only=False)["state_dict"]
     torch.testing.assert_close(state["network.method.table"], module.network.soft_labels())
+
+
+def test_testing_and_predicting() -> None:
+    module = LightningClassifier(network())
+    (scores,) = trainer().test(module, loader(), verbose=False)
+    assert set(scores) == {"test_loss", "test_accuracy"}
+    said = torch.cat(trainer().predict(module, loader()))  # batches with labels, as they come
+    images = torch.cat([images for images, _ in DataLoader(loader().dataset, batch_size=24)])
+    assert said.shape == (24, 3) and images.shape == (24, 5)
+    alone = torch.cat(trainer().predict(module, DataLoader(images, batch_size=24)))
+    assert alone.shape == (24, 3)

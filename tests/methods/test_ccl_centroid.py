@@ -378,3 +378,30 @@ def test_batches_that_do_not_fit_are_refused() -> None:
         fresh()(torch.zeros(3, 5), torch.zeros(3, K), torch.tensor([0, 1, 2]))
     with pytest.raises(InputError, match="0 … 3 for 4 classes"):
         fresh()(torch.zeros(3, WIDTH), torch.zeros(3, K), torch.tensor([0, 1, 4]))
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_drawing_rare_classes_often_does_not_hide_chance(balanced: bool) -> None:
+    """No class differs from another. With equal draws of each class the rarest images are seen thirty times, which
+    tells no more than once."""
+    counts, width = [600, 300, 60, 30], 64
+    left, taken = 0.0, 0.0
+    for _ in range(20):
+        own = [20.0 + torch.randn(count, width) for count in counts]
+        drawn = [f[torch.randint(len(f), (1000,))] if balanced else f for f in own]
+        labels = torch.arange(K).repeat_interleave(torch.tensor([len(f) for f in drawn]))
+        places = class_means(batch_moments(torch.cat(drawn), labels, K), K, images=counts)
+        distance, chance = raw_distances(places)
+        left, taken = left + float(distance.sum()), taken + float(chance.sum())
+    assert left < 0.25 * taken
+
+
+def test_digits_are_kept_where_the_network_is_cast_down() -> None:
+    features, logits, labels = batch()
+    plain, cast = (build_method("ccl-centroid", Classes(K, features.shape[1]), {}) for _ in range(2))
+    cast.to(torch.bfloat16)
+    for method in (plain, cast):
+        method(features, logits, labels)
+        method.end_epoch()
+    assert cast.moments.dtype == cast.table.dtype == torch.float64
+    torch.testing.assert_close(cast.soft_labels(), plain.soft_labels())

@@ -1,5 +1,7 @@
 """`cclnet benchmark` on the processor: what it measures, and what it leaves out when asked to."""
 
+from dataclasses import replace
+
 import pytest
 
 from cclnet.errors import InputError
@@ -24,6 +26,14 @@ def test_parts_and_methods_are_those_asked_for(settings):
     heads = ["backbone", "hard", "ccl-centroid", "ccl-centroid time", "start-up"]
     assert f"| {' | '.join(heads)} |" in markdown_table(measured)
     assert [column.header for column in results_table(measured).columns] == heads
+
+
+def test_several_labels_are_timed_with_the_methods_for_them(settings):
+    several = replace(settings, data="synthetic-multilabel:images=60,size=32")
+    row = benchmark(several, ["test_resnet"], methods=["bce"], parts=["epochs"], epochs=1, accelerator="cpu")["rows"][0]
+    assert row["bce"] > 0
+    with pytest.raises(InputError, match="epochs alone"):
+        benchmark(several, ["test_resnet"], methods=["bce"], epochs=1, accelerator="cpu")
 
 
 def test_an_unknown_part_is_named_before_anything_runs(settings):

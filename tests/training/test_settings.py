@@ -128,3 +128,44 @@ def test_cosine_and_warm_up() -> None:
     assert 0 < rate_factor(settings, 0) < 1e-3
     assert rate_factor(Settings(epochs=10, schedule="constant", warmup_epochs=2), 1) == pytest.approx(0.5)
     assert rate_factor(Settings(epochs=10, schedule="constant"), 9.9) == 1.0
+
+
+def test_pretrained_weights_bring_their_normalisation() -> None:
+    vit = make_settings({"backbone": "vit_tiny_patch16_224", "pretrained": True})
+    assert vit.mean == vit.std == (0.5, 0.5, 0.5)
+    assert make_settings({"backbone": "vit_tiny_patch16_224"}).mean == Settings().mean == (0.485, 0.456, 0.406)
+    asked = make_settings({"backbone": "vit_tiny_patch16_224", "pretrained": True, "mean": [0.1, 0.2, 0.3]})
+    assert asked.mean == (0.1, 0.2, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        ({"mean": [0.5, 0.5]}, "three numbers"),
+        ({"std": [0, 0, 0]}, "std above 0"),
+        ({"mean": [float("nan")] * 3}, "three numbers"),
+        ({"optimizer": "adamw"}, r"lr=\.001"),
+    ],
+)
+def test_numbers_with_which_nothing_is_learned(layer: dict, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        make_settings(layer)
+
+
+def test_what_is_infinite_comes_back(tmp_path) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text(to_toml(make_settings({"method_settings": {"margin": float("inf")}})))
+    assert make_settings(read_settings(path)).method_settings == {"margin": float("inf")}
+
+
+def test_a_value_and_a_table_of_one_name() -> None:
+    with pytest.raises(InputError, match="a value and a table"):
+        parse_overrides(["lr=1", "lr.x=2"])
+
+
+def test_a_folder_or_another_encoding_is_no_recipe(tmp_path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_settings(tmp_path)
+    (tmp_path / "recipe.toml").write_bytes("# größer".encode("latin-1"))
+    with pytest.raises(InputError, match="not valid TOML"):
+        read_settings(tmp_path / "recipe.toml")

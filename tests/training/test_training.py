@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cclnet import CCLNet, InputError, functional
+from cclnet.errors import NotFinite
 from cclnet.predictions import read_predictions
 from cclnet.training.loop import train
 from cclnet.training.settings import Settings, make_settings
@@ -203,13 +204,38 @@ def test_weights_that_ran_away_after_the_last_loss_are_seen(tmp_path: Path) -> N
         {"backbone": "resnet19"},
         {"method_settings": {"margin": "wide"}},
         {"backbone": "vgg11", "drop_path_rate": 0.1},  # which it cannot
+        {"backbone": "vgg11"},  # halves its images more often than 28 px can be
+        {"lr": 1e30},  # diverges before there is anything to go on with
     ],
 )
 def test_a_start_that_failed_leaves_the_folder_free(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises((InputError, NotFinite)):
         run(tmp_path, **changes)
     assert not (tmp_path / "run").exists()
     assert (run(tmp_path, epochs=1) / "predictions.csv").exists()
+
+
+def test_what_another_run_left_is_not_taken_over(tmp_path: Path) -> None:
+    path = run(tmp_path, epochs=1)
+    for name in ("split.csv", "checkpoints"):
+        (tmp_path / name).mkdir()
+        (path / name).rename(tmp_path / name / name)
+        with pytest.raises(InputError, match=f"{name} of another run"):
+            run(tmp_path, name)
+
+
+def test_the_average_of_weights_leaves_its_start_behind(tmp_path: Path) -> None:
+    first, averaged = (metrics(run(tmp_path, str(ema), ema=ema, epochs=6, lr=0.05))[-1] for ema in (0.0, 0.999))
+    assert averaged["val_loss"] < 1.3 * first["val_loss"]
+
+
+def test_weights_of_elsewhere_are_not_needed_to_go_on(tmp_path: Path) -> None:
+    begun = run(tmp_path, "begun", epochs=1)
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes((begun / "model.safetensors").read_bytes())
+    path = run(tmp_path, weights=str(weights), epochs=1)
+    weights.unlink()
+    train(None, path, accelerator="cpu", progress=False, cache_dir=tmp_path / "cache")
 
 
 def test_a_folder_with_a_run_is_left_alone(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ freedom: with few seeds their variance is often far too small by luck, and then 
 Here t² V_seed enters whole, so p is never below that of the t-test over seeds, nor below that of the images alone.
 Errors that a single model makes on single images enter both terms; the test is cautious by that much. Simulated (five
 seeds, 2,000 images in 1,500 groups, seeds moving accuracy by .5 to 1 point): 1 to 3% false alarms, and a gap of two
-points found in 85 to 55% of cases; benchmarks/judging.py measures it.
+points found in 88 to 57% of cases; benchmarks/judging.py measures it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,7 +16,7 @@ Groups = list[dict[str, Any]]
 
 
 class LightningClassifier(pl.LightningModule):  # type: ignore[misc]  # lightning is not typed
-    """Batches are (images, labels). Logs the loss terms in training, and loss and accuracy in validation.
+    """Batches are (images, labels). Logs the loss terms in training, and loss and accuracy in validation and testing.
 
     The whole network is inside this module, so a distributed strategy wraps backbone and head together.
     ``Trainer(gradient_clip_val=…)`` clips each parameter group by its own norm.
@@ -52,10 +52,21 @@ class LightningClassifier(pl.LightningModule):  # type: ignore[misc]  # lightnin
         return total
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
+        self._log_scores(batch, "val")
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
+        self._log_scores(batch, "test")
+
+    def predict_step(self, batch: Tensor | Sequence[Tensor], batch_index: int) -> Tensor:
+        """Logits of images, which may come with their labels."""
+        logits: Tensor = self(batch if isinstance(batch, Tensor) else batch[0])
+        return logits
+
+    def _log_scores(self, batch: tuple[Tensor, Tensor], part: str) -> None:
         images, labels = batch
         logits = self(images)
-        scores = {"val_loss": plain_loss(self.network.method, logits, labels)}
-        scores["val_accuracy"] = accuracy(self.network.method, logits, labels)
+        scores = {f"{part}_loss": plain_loss(self.network.method, logits, labels)}
+        scores[f"{part}_accuracy"] = accuracy(self.network.method, logits, labels)
         self.log_dict(scores, batch_size=len(images), sync_dist=True)
 
     def on_train_epoch_end(self) -> None:

@@ -128,6 +128,9 @@ def _check_kind(method: str, key: str, value: Any, default: Any) -> None:
     if not isinstance(value, kinds) or (wanted is number and isinstance(value, bool)):
         words = {bool: "true or false", number: "a number", tuple: "a list", str: "a word"}[wanted]
         raise InputError(f"setting {key} of method '{method}' must be {words}, got {value!r}.")
+    whole = wanted is tuple and default and isinstance(default[0], int)
+    if whole and isinstance(value, (list, tuple)) and not all(type(item) is int for item in value):
+        raise InputError(f"setting {key} of method '{method}' must be a list of whole numbers, got {list(value)!r}.")
 
 
 def method_card(name: str) -> str:

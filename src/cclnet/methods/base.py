@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from cclnet.double import KeepsDouble
 from cclnet.errors import InputError
 
 
@@ -47,7 +48,7 @@ class Loss(NamedTuple):
         return cls(torch.stack(tuple(terms.values())).sum(), terms)
 
 
-class Method(nn.Module):
+class Method(KeepsDouble):
     """A method is a module, so that its parameters, buffers, device and saved state come for nothing.
 
     ``method(features, logits, labels, weight)`` → Loss. Features [N, F] and logits [N, K] carry gradients to

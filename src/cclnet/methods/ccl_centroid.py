@@ -176,16 +176,19 @@ class Places(NamedTuple):
 def class_means(moments: Tensor, num_classes: int, images: Sequence[int] | None = None) -> Places:
     """The classes lie at their mean features. Known are those that were seen. The mean of n images misses the true one
     by 1/n of the spread within the class; drawing the same images again (``images`` are how many each class has) does
-    not bring it nearer."""
+    not bring it nearer, and tells no more of the spread. Where classes are drawn unequally often, the freedom is that
+    of Satterthwaite."""
     counts = moments[:num_classes, -1]
     seen = counts > 0
     drawn = counts.masked_fill(~seen, 1.0)
     means = moments[:num_classes, num_classes:-1] / drawn[:, None]
     second = moments[num_classes:-1, num_classes:-1]
-    freedom = (counts.sum() - seen.sum()).clamp(min=1.0)
-    within = (second - (means * counts[:, None]).mT @ means) / freedom
-    known = (seen[:, None] & seen[None]).fill_diagonal_(False)
     distinct = drawn if images is None else torch.minimum(drawn, drawn.new_tensor(images).clamp(min=1.0))
+    free, repeats = (distinct - 1.0) * seen, drawn / distinct
+    total = (repeats * free).sum().clamp(min=1.0)
+    freedom = total.square() / (repeats.square() * free).sum().clamp(min=1.0)
+    within = (second - (means * counts[:, None]).mT @ means) / total
+    known = (seen[:, None] & seen[None]).fill_diagonal_(False)
     shares = 1.0 / distinct
     return Places(means, within, shares[:, None] + shares[None], known, freedom)
 

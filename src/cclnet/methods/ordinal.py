@@ -23,10 +23,11 @@ class Ordinal(Method):
     def __init__(self, classes: Classes, sigma: float = 1.0, positions: Sequence[float] | None = None) -> None:
         super().__init__(classes)
         places = range(classes.num_classes) if positions is None else positions
-        if len(places) != classes.num_classes:
+        listed = isinstance(places, Sequence) and all(isinstance(place, (int, float)) for place in places)
+        if not listed or len(places) != classes.num_classes:
             raise InputError(
                 f"positions must be {classes.num_classes} numbers, the place of each class on the scale, "
-                f"got {len(places)}. Leave it out where the classes are numbered in their order."
+                f"got {len(places) if listed else places}. Leave it out where the classes are numbered in their order."
             )
         self.register_buffer("table", ordered_labels(places, sigma), persistent=False)
 

@@ -27,7 +27,7 @@ from rich.table import Table
 from torch import Tensor
 
 from cclnet.data.table import ImageTable
-from cclnet.errors import unknown
+from cclnet.errors import InputError, unknown
 from cclnet.methods import Loss
 from cclnet.network import image_size_settings
 from cclnet.training.compiled import compiled, recorded
@@ -62,7 +62,9 @@ def benchmark(
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         fabric = make_fabric(settings, accelerator=accelerator)
-        data = prepare_data(settings, RunFolder(scratch), fabric)
+        data = prepare_data(replace(settings, method=methods[0]), RunFolder(scratch), fabric)
+        if data.table.multilabel and set(parts) != {"epochs"}:
+            raise InputError("ceiling and reference are measured with one label an image: ask for the epochs alone.")
         for backbone in backbones:
             row: dict[str, Any] = {"backbone": backbone}
             for method in methods if "epochs" in parts else ():

@@ -14,17 +14,18 @@ import numpy.typing as npt
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from cclnet.errors import InputError, NotFinite
 from cclnet.functional import inverse_of
 from cclnet.network import CCLNet, Classifier
+from cclnet.training.average import WeightAverage
 from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_latest
 from cclnet.training.compiled import compiled, rehearse
 from cclnet.training.interrupt import StopRequest
 from cclnet.training.outcome import describe, write_outcome
 from cclnet.training.prepare import (
     PreparedData,
+    check_shares,
     make_deterministic,
     make_fabric,
     make_network,
@@ -90,7 +91,12 @@ def train(
         raise
     if resumed:
         training.restore()
-    training.fit(progress, on_epoch)
+    try:
+        training.fit(progress, on_epoch)
+    except Exception:
+        if fabric.is_global_zero and not resumed:
+            run.discard()  # where no checkpoint was reached there is nothing to go on with
+        raise
     training.finish()
     return run.path
 
@@ -104,7 +110,9 @@ class Training:
         compiling = on_gpu if settings.compile is None else settings.compile
         if compiling:
             torch._dynamo.reset()  # it keeps few versions of a function: those of earlier runs must not use them up
-        self.network = make_network(settings, data).to(memory_format=torch.channels_last)
+        begun = bool(checkpoints(run.checkpoints))  # all weights will come from there
+        self.network = make_network(settings, data, begun).to(memory_format=torch.channels_last)
+        check_shares(settings, self.network, fabric.world_size)
         if settings.unsoften:
             target = self.network.method.target()
             if target is None:
@@ -119,8 +127,7 @@ class Training:
         self.optimizer = make_optimizer(settings, self.network, on_gpu)
         self.average = None
         if settings.ema:
-            average = get_ema_multi_avg_fn(settings.ema)
-            self.average = AveragedModel(self.network.classifier, multi_avg_fn=average, use_buffers=True)
+            self.average = WeightAverage(self.network.classifier, settings.ema)
         dtype = torch.float64 if settings.precision == "64" else torch.float32
         self.mean = torch.tensor(settings.mean, dtype=dtype, device=fabric.device)
         self.std = torch.tensor(settings.std, dtype=dtype, device=fabric.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,11 @@ def predictions(
     )
 
 
+def _in_json(value: Any) -> Any:
+    """JSON has no word for what is infinite."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def describe(settings: Settings, data: PreparedData, fabric: Fabric, trained: dict[str, Any]) -> dict[str, Any]:
     """model.json: what someone needs to use the weights, and where they come from."""
     table, device = data.table, fabric.device
@@ -61,7 +67,7 @@ def describe(settings: Settings, data: PreparedData, fabric: Fabric, trained: di
         "format": 1,
         "backbone": settings.backbone,
         "method": settings.method,
-        "method_settings": settings.method_settings,
+        "method_settings": {key: _in_json(value) for key, value in settings.method_settings.items()},
         "classes": list(table.classes),
         "multilabel": table.multilabel,
         "short_side": settings.short_side,

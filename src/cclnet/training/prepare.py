@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from lightning.fabric import Fabric
+from torch import nn
 
 from cclnet.data.decode import DecodedImages, decode
 from cclnet.data.loader import Loader
@@ -43,7 +44,8 @@ def make_fabric(settings: Settings, devices: int | None = None, accelerator: str
     auto = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     precision = {"auto": auto, "32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}[settings.precision]
     return Fabric(
-        accelerator=accelerator,
+        # Of what Lightning would take by itself, only CUDA has the float64 that sums over an epoch need.
+        accelerator="cpu" if accelerator == "auto" and not on_gpu else accelerator,
         strategy="ddp" if launch.devices * launch.nodes > 1 else "auto",
         devices=launch.devices,
         num_nodes=launch.nodes,
@@ -126,21 +128,46 @@ def train_loader(settings: Settings, data: PreparedData, fabric: Fabric) -> Load
     )
 
 
-def make_network(settings: Settings, data: PreparedData) -> CCLNet:
-    """The network with its first weights, the same on every rank."""
+def make_network(settings: Settings, data: PreparedData, begun: bool = False) -> CCLNet:
+    """The network with its first weights, the same on every rank. Those of elsewhere are not asked for again where a
+    run was ``begun``."""
     torch.manual_seed(settings.seed)
     network = CCLNet(
         settings.backbone,
         data.table.num_classes,
         settings.method,
-        pretrained=settings.pretrained,
+        pretrained=settings.pretrained and not begun,
         class_counts=data.table.class_counts(data.rows("train")).tolist(),
         method_settings=settings.method_settings,
         backbone_settings=_backbone_settings(settings),
     )
-    if settings.weights:
+    if settings.weights and not begun:
         load_weights(network, Path(settings.weights))
+    _check_size(network, settings)
     return network
+
+
+@torch.no_grad()
+def _check_size(network: CCLNet, settings: Settings) -> None:
+    """Some backbones take some sizes only, and say so in their own way when they see the first image."""
+    try:
+        network.eval()(torch.zeros(1, 3, settings.augment.crop, settings.augment.crop))
+    except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"backbone {settings.backbone} cannot take images of {settings.augment.crop} px (augment.crop): {reason}"
+        ) from error
+    network.train()
+
+
+def check_shares(settings: Settings, network: CCLNet, world_size: int) -> None:
+    """Batch norm needs two images at least, on every process."""
+    normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())
+    if normed and settings.batch_norm == "batch" and settings.batch_size < 2 * world_size:
+        raise InputError(
+            f"a batch of {settings.batch_size} leaves {world_size} processes fewer than two images each, which batch "
+            f"norm cannot use: set batch_size to {2 * world_size} or more."
+        )
 
 
 def _backbone_settings(settings: Settings) -> dict[str, Any]:

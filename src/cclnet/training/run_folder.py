@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -39,6 +40,8 @@ class RunFolder:
                 f"{self.path} holds a run already. Go on with it: cclnet train --resume {self.path}; "
                 "or choose another --out."
             )
+        if left := [path.name for path in self._of_a_run() if path.exists()]:
+            raise InputError(f"{self.path} has {', '.join(left)} of another run: remove them, or choose another --out.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -48,12 +51,20 @@ class RunFolder:
         write_whole(self.settings, to_toml(settings))
 
     def discard(self) -> None:
-        """Take a folder back in which nothing was trained."""
-        if not self.checkpoints.exists():
-            for file in (self.settings, self.split):
-                file.unlink(missing_ok=True)
-            if not any(self.path.iterdir()):
-                self.path.rmdir()
+        """Take a folder back in which nothing was trained that could be gone on with."""
+        if any(self.checkpoints.glob("*.pt")):
+            return
+        for path in (self.settings, *self._of_a_run()):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def _of_a_run(self) -> tuple[Path, ...]:
+        """What a run writes while it trains, beside its settings."""
+        return self.split, self.metrics, self.checkpoints, self.tensorboard
 
     def read_settings(self) -> Settings:
         if not self.settings.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 import types
 import typing
@@ -31,8 +32,8 @@ class Settings:
     # data
     data: str = "synthetic"  # a path, or synthetic[:settings]
     short_side: int = 256  # images are decoded once to this short side
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    mean: tuple[float, ...] = ()  # of the channels; empty: those the pretrained weights were made with, or ImageNet's
+    std: tuple[float, ...] = ()
     split: SplitSettings = field(default_factory=SplitSettings)
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     source: str = ""  # the layout of the data, where two fit
@@ -80,6 +81,13 @@ class Settings:
     max_minutes: float = 0.0  # stop after so long; 0 for never
 
     def __post_init__(self) -> None:
+        for name, value in _normalisation(self.backbone if self.pretrained else "").items():
+            if not getattr(self, name):
+                object.__setattr__(self, name, value)
+        for name, least in (("mean", -_BIG), ("std", 1e-6)):
+            value = getattr(self, name)
+            if len(value) != 3 or not all(least <= number <= _BIG for number in value):
+                raise InputError(f"setting {name} must be three numbers, one a channel (std above 0), got {value}.")
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if not low <= value <= high:
@@ -89,6 +97,8 @@ class Settings:
                 raise unknown(f"value of setting {name}", getattr(self, name), choices)
         if any(not 0.0 < drop < 1.0 for drop in self.drops) or list(self.drops) != sorted(self.drops):
             raise InputError(f"drops must be rising shares of the epochs between 0 and 1, got {self.drops}.")
+        if self.optimizer == "adamw" and self.lr > 0.03:
+            raise InputError(f"lr {self.lr} is a rate for sgd; with adamw set one that it can use, such as lr=.001.")
         if self.class_weights and self.balanced_sampling:
             raise InputError("class_weights and balanced_sampling both balance the classes: choose one.")
         if self.method == "ccl-balanced" and (self.class_weights or self.balanced_sampling):
@@ -101,6 +111,17 @@ class Settings:
                 f"augment.crop is {self.augment.crop} but images have a short side of {self.short_side}: "
                 "make the crop smaller or short_side larger."
             )
+
+
+def _normalisation(pretrained: str) -> dict[str, tuple[float, ...]]:
+    """Mean and standard deviation of the channels that the weights of a timm model were trained with."""
+    usual: dict[str, tuple[float, ...]] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    if not pretrained:
+        return usual
+    import timm
+
+    config = timm.get_pretrained_cfg(pretrained) if timm.is_model(pretrained) else None
+    return usual if config is None else {"mean": tuple(config.mean), "std": tuple(config.std)}
 
 
 _BIG = 10**9
@@ -124,7 +145,9 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"there is no settings file {path}.") from error
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML: {error}.") from error
 
 
@@ -155,6 +178,8 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
         place = nested
         for table in tables:
             place = place.setdefault(table, {})
+            if not isinstance(place, dict):
+                raise InputError(f"setting {table} is given a value and a table ({assignment}).")
         place[last] = _value(text.strip())
     return nested
 
@@ -170,12 +195,22 @@ def to_toml(settings: Settings) -> str:
 
 def _toml_lines(values: Mapping[str, Any], table: str) -> list[str]:
     plain = {key: value for key, value in values.items() if not isinstance(value, dict) and value is not None}
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items()]
+    lines = [f"{key} = {_toml_value(value)}" for key, value in plain.items()]
     for key, value in values.items():
         if isinstance(value, dict) and value:
             name = f"{table}{key}"
             lines += ["", f"[{name}]", *_toml_lines(value, f"{name}.")]
     return lines
+
+
+def _toml_value(value: Any) -> str:
+    """As JSON writes it, but for what is infinite.
+
+    >>> _toml_value([1, 2.5]), _toml_value(float("-inf"))
+    ('[1, 2.5]', '-inf')
+    """
+    endless = isinstance(value, float) and not math.isfinite(value)
+    return str(value) if endless else json.dumps(value, ensure_ascii=False)
 
 
 def _value(text: str) -> Any:

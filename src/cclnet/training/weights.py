@@ -28,7 +28,8 @@ def load_weights(network: CCLNet, path: Path) -> None:
     if missing or unused:
         raise InputError(
             f"{path} does not fit the backbone. Missing or of another shape: {_listed(missing)}. "
-            f"Not used: {_listed(unused)}. Choose the backbone these weights were made for."
+            f"Not used: {_listed(unused)}. Choose the backbone these weights were made for, and for a transformer "
+            "the size of the images, augment.crop."
         )
     shipped.load_state_dict(fits, strict=False)
 
