@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy import stats
 from shipped_run import write_run
 
 import cclnet
 from cclnet import InputError
 from cclnet.deploy.abstain import confidence, curve_from_json, curve_of_run, measure_curve
 from cclnet.evaluation.calibration import risk_coverage
+from cclnet.evaluation.independence import independent_images
 from cclnet.evaluation.temperature import with_temperature
 from cclnet.predictions import read_predictions
 
@@ -102,6 +104,48 @@ def test_in_words() -> None:
     )
 
 
+def test_images_of_one_patient_do_not_count_as_many() -> None:
+    """Ten patients with a hundred images each, two of them wrong throughout: known as well as of ten images."""
+    patients = np.repeat(np.arange(10), 100)
+    right = patients >= 2
+    sure = np.random.default_rng(0).random(1000)
+    curve = measure_curve(sure, right, "val", patients)
+    again = curve_from_json(json.loads(json.dumps(curve.to_json())), Path("model.json"))
+    for own in (curve, again):
+        assert own.in_words(own.at(coverage=1.0)).endswith(
+            "20.0% are wrong (95% interval 5.7% to 51.0% over patients or lesions)"
+        )
+    alone = measure_curve(sure, right, "val")
+    assert alone.in_words(alone.at(coverage=1.0)).endswith("(95% interval 17.6% to 22.6%)")
+    assert "independent" not in alone.to_json()
+    none_wrong = measure_curve(sure, np.ones(1000, bool), "val", patients)
+    assert none_wrong.independent is not None and none_wrong.independent[-1] == pytest.approx(10)
+    each_alone = measure_curve(sure, right, "val", np.arange(1000))
+    np.testing.assert_allclose(each_alone.independent, 1000 * each_alone.coverage)
+
+
+def test_what_images_are_worth_is_what_a_loop_finds() -> None:
+    rng = np.random.default_rng(1)
+    groups, wrong = rng.integers(0, 12, 80), rng.random(80) < 0.3
+    found = independent_images(wrong, groups)
+    for n in range(1, 81):
+        sizes, errors = np.bincount(groups[:n]), np.bincount(groups[:n], wrong[:n])
+        sizes, errors = sizes[sizes > 0], errors[sizes > 0]
+        count, share, least = len(sizes), errors.sum() / n, n**2 / (sizes**2).sum()
+        expected = least
+        if 0 < share < 1 and count > 1:
+            variance = count / (count - 1) * ((errors - share * sizes) ** 2).sum() / n**2
+            few = stats.norm.ppf(0.975) / stats.t.ppf(0.975, count - 1)
+            expected = np.clip(share * (1 - share) / variance * few**2, least, n) if variance > 0 else n
+        assert found[n - 1] == pytest.approx(expected)
+
+
+def test_the_groups_of_a_run_are_heard(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    curve = curve_of_run(folder, 1.5)
+    assert curve.independent is not None and "over patients or lesions" in curve.in_words(curve.at(coverage=0.9))
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [({}, "either a coverage or a risk"), ({"coverage": 0.5, "risk": 0.1}, "and not both"),
@@ -129,7 +173,9 @@ def test_to_json_and_back() -> None:
 @pytest.mark.parametrize(
     "odd", [None, {}, {"part": "val", "images": 3, "rows": []}, {"part": "val", "images": 3, "rows": [[0.5, 2, 0]]},
             {"part": "val", "images": 3, "rows": [["x", 1, 0]]}, {"part": "val", "images": 0, "rows": [[0.5, 1, 0]]},
-            {"part": "val", "images": 3, "rows": [[0.5, 0.5, 0], [0.4, 0.5, 0]]}],
+            {"part": "val", "images": 3, "rows": [[0.5, 0.5, 0], [0.4, 0.5, 0]]},
+            *({"part": "val", "images": 3, "rows": [[0.5, 1, 0]], "independent": odd}
+              for odd in ("x", [], [0], [4], [float("nan")], [1, 1], None))],
 )  # fmt: skip
 def test_a_curve_from_elsewhere_is_checked(odd: object) -> None:
     with pytest.raises(InputError, match=r"model.json: 'thresholds'"):

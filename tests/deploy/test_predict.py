@@ -139,6 +139,37 @@ def test_a_table_names_images_and_its_labels_go_along(run: Path, tmp_path: Path)
     assert judged["scores"]["accuracy"]["value"] == pytest.approx(right)
 
 
+@pytest.mark.parametrize(
+    ("header", "cells", "label", "group"),
+    [("image_id,dx,lesion_id", "{},bee,L1", "bee", "L1"),
+     ("image,Patient ID,lesion_id,diagnosis", "{},P7,L1,cat", "cat", "P7"),  # the patient is the wider group
+     ("image,label,diagnosis", "{},ant,carcinoma", "ant", None),
+     ("image,MEL,NV,patient", "{},0,1,P1", "NV", "P1"),
+     ("image,finding_labels", "{},bee ; cat", "bee|cat", None),
+     ("image,class,diagnosis,group", "{},ant,bee,G", None, "G"),  # either may be the label
+     ("image,label,age", "{},,40", None, None), ("image,age", "{},40", None, None)],
+)  # fmt: skip
+def test_labels_and_groups_are_found_as_in_training(
+    header: str, cells: str, label: str | None, group: str | None, tmp_path: Path
+) -> None:
+    (path,) = write_images(tmp_path, 1)
+    (tmp_path / "list.csv").write_text(f"{header}\n{cells.format(path.name)}\n")
+    along = gather([tmp_path / "list.csv"]).along
+    assert along == {name: [value] for name, value in (("label", label), ("group", group)) if value is not None}
+
+
+def test_a_row_without_a_label_has_none(tmp_path: Path) -> None:
+    first, second = write_images(tmp_path, 2)
+    for header, known, unknown in (("dx", "bee", ""), ("MEL,NV", "0,1", ",")):
+        (tmp_path / "list.csv").write_text(f"image,{header}\n{first.name},{known}\n{second.name},{unknown}\n")
+        assert gather([tmp_path / "list.csv"]).along["label"] == [known if header == "dx" else "NV", ""]
+
+
+def test_drawn_images_with_several_labels(tmp_path: Path) -> None:
+    inputs = gather(["synthetic-multilabel:images=8"])
+    assert len(inputs) == 8 and any("|" in label for label in inputs.along["label"])
+
+
 def test_a_table_with_a_column_of_another_name(tmp_path: Path) -> None:
     (path,) = write_images(tmp_path, 1)
     (tmp_path / "list.tsv").write_text(f"photo\tage\n{path.name}\t40\n")

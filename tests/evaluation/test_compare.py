@@ -237,12 +237,27 @@ def test_the_backbone_is_told_where_there_are_several(tmp_path: Path) -> None:
     assert names == ["ccl, small", "hard, small", "ccl, large", "hard, large"]
 
 
+def test_no_difference_lies_beyond_what_is_possible(tmp_path: Path) -> None:
+    """Two seeds that contradict each other: the interval of a mean of two is wider than accuracy can differ."""
+    skills = {"a": (4.0, 0.0), "b": (0.0, 4.0)}
+    runs = [write_run(tmp_path / f"{name}{s}", model_of(s, skill), name, s)
+            for name, each in skills.items() for s, skill in enumerate(each)]  # fmt: skip
+    (found,) = compare(runs, draws=50)["comparisons"]
+    for metric, largest in (("accuracy", 1.0), ("kappa", 2.0), ("brier", 2.0), ("ece", 1.0)):
+        test = found["metrics"][metric]
+        assert -largest <= test["low"] <= test["difference"] <= test["high"] <= largest
+    assert found["metrics"]["accuracy"]["low"] == -1 and "[-100.0, 100.0]" in found["metrics"]["accuracy"]["verdict"]
+    assert found["metrics"]["nll"]["high"] > 2  # has no largest
+
+
 def test_a_seed_twice_is_no_repetition(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, model_of(n, 1.5), "ccl", 0) for n, name in enumerate(("short", "long"))]
     compared = compare(runs, draws=20)
     assert [m["name"] for m in compared["methods"]] == ["short", "long"]
     assert any(
-        w.startswith("short, long are of one method and backbone but repeat seed 0") for w in compared["warnings"]
+        w.startswith("short, long are of one method and backbone but repeat seed 0")
+        and "give these alone, each seed once, or name the groups in Python" in w
+        for w in compared["warnings"]
     )
 
 

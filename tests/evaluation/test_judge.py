@@ -87,6 +87,17 @@ def test_a_run_folder_gets_its_scores_and_its_temperature(tmp_path: Path) -> Non
     assert judge(run, draws=50, seed=1)["scores"] != judged["scores"]
 
 
+def test_a_run_judged_elsewhere_is_left_alone(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", parted(single_label(100), "test", "calibration"))
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    judged = judge(run, tmp_path / "elsewhere", draws=20)
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    written = json.loads((tmp_path / "elsewhere" / "scores.json").read_text())
+    assert written["model"]["temperature"] == judged["calibration"]["temperature"]["value"] is not None
+    judge(run, run / ".." / "run", draws=20)  # the run folder by another name
+    assert json.loads((run / "model.json").read_text())["temperature"] == written["model"]["temperature"]
+
+
 def test_scores_of_a_file_go_where_they_are_asked_to(tmp_path: Path) -> None:
     judged = judged_file(tmp_path, single_label(20), draws=20, out=tmp_path / "new" / "folder")
     assert json.loads((tmp_path / "new" / "folder" / "scores.json").read_text()) == judged

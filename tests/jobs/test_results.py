@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 from cclnet import InputError
+from cclnet.cli import app
 from cclnet.evaluation.calibration import measure
+from cclnet.evaluation.judge import judge
 from cclnet.evaluation.runs import open_run
 from cclnet.jobs.job import Job
 from cclnet.jobs.results import _shortened, differs_from_result, differs_from_run, read_results
@@ -38,6 +41,21 @@ def test_what_is_kept(tmp_path: Path) -> None:
     kept = pd.read_csv(read.predictions)[[f"p_{name}" for name in CLASSES]].to_numpy()
     np.testing.assert_allclose(kept, kept.round(4), atol=1e-9)
     assert read.path.stat().st_size < 10_000
+
+
+def test_what_is_known_of_leaks_is_not_lost(tmp_path: Path) -> None:
+    path = made_result(tmp_path, JOB, wrong=6).path
+    content = json.loads(path.read_text())
+    words = "24 of 60 images (40%) show a lesion or patient that the model was trained on."
+    for leak in (content["leak"], {"images": 24, "share": 0.4, "in_words": words}):
+        path.write_text(json.dumps(content | {"leak": leak}))
+        done = CliRunner().invoke(app, ["evaluate", str(path), "--out", str(tmp_path / "out"), "--draws", "10"])
+        assert done.exit_code == 0, done.output
+        for page in ("report.md", "report.html"):
+            assert leak["in_words"] in (tmp_path / "out" / page).read_text()
+    assert f"{words} Scores on new patients will be lower." in judge(path, draws=10)["warnings"]
+    path.write_text(json.dumps(content | {"leak": None}))
+    assert open_run(path).leak() is None
 
 
 @pytest.mark.parametrize("multilabel", [False, True])

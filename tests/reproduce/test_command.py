@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cclnet import InputError
-from cclnet.reproduce.command import Request, cells_of, parse_shard
+from cclnet.reproduce.command import EXPERIMENTS, Request, cells_of, parse_shard
 
 
 def request(*what: str, **more: Any) -> Request:
@@ -45,6 +45,10 @@ def test_shards_share_the_cells() -> None:
 def test_what_cannot_be_asked_for() -> None:
     with pytest.raises(InputError, match="unknown experiment 'table3'; did you mean 'table"):
         request("table3")
+    for split in ("bogus", "tune"):
+        for what in EXPERIMENTS:
+            with pytest.raises(InputError, match=f"unknown split '{split}'.* Known: lesion, paper"):
+                request(what, split=split)
     with pytest.raises(InputError, match="backbones and methods choose among the cells of table1"):
         request("table1", "table2", methods=("ccl",))
     with pytest.raises(InputError, match="give the folder of the ISIC 2018 images as --data, or --smoke"):

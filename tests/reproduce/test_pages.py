@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from cclnet import InputError
 from cclnet.cli import app
-from cclnet.reproduce.experiments import DRIFT_RATES, NEVER, Cell
-from cclnet.reproduce.pages import fill_markers
+from cclnet.reproduce.command import write_again, write_all
+from cclnet.reproduce.experiments import DRIFT_RATES, NEVER, Cell, tune
+from cclnet.reproduce.pages import fill_markers, write_documents
 from cclnet.reproduce.paper import BACKBONES, TABLE2
 
 
@@ -56,10 +57,40 @@ def test_figures_are_small_pictures(written: Path) -> None:
 
 
 def test_without_results_there_are_tables_but_no_figures(tmp_path: Path) -> None:
-    run = CliRunner().invoke(app, ["reproduce", "table2", "--results", str(tmp_path), "--tables-only"])
-    assert run.exit_code == 0, run.output
+    write_all(tmp_path)
     assert "No cell has been run yet." in (tmp_path / "table1.html").read_text()
     assert not (tmp_path / "figures").exists() and not (tmp_path / "comparisons.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "split", "place", "message"),
+    [("bogus", "paper", "made", "unknown experiment 'bogus'"), ("table1", "bogus", "made", "unknown split 'bogus'"),
+     ("table1", "paper", "nowhere", r"there is no folder .*nowhere: give the one that holds the results"),
+     ("table1", "paper", "empty", r"empty holds no result to make tables of")],
+)  # fmt: skip
+def test_tables_of_nothing_are_refused_and_nothing_is_written(
+    what: str, split: str, place: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made_result(tmp_path, Cell(), wrong=3)
+    (tmp_path / "results").rename(tmp_path / "made")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "README.md").write_text("<!-- table1 -->numbers<!-- /table1 -->")
+    before = sorted(tmp_path.rglob("*"))
+    asked = ["reproduce", what, "--split", split, "--results", place, "--tables-only", "--documents"]
+    with pytest.raises(InputError, match=message):
+        CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert sorted(tmp_path.rglob("*")) == before and "numbers" in (tmp_path / "README.md").read_text()
+
+
+def test_documents_are_not_written_from_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no result to make tables of"):
+        write_documents(tmp_path, tmp_path)
+
+
+def test_tables_of_open_choices_alone(tmp_path: Path) -> None:
+    made_result(tmp_path, tune()[0], wrong=3)
+    assert write_again(["tune"], "paper", tmp_path / "results")
 
 
 def test_a_document_without_markers_is_told() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from made import made_result
 
+from cclnet.evaluation.verdict import verdict
+from cclnet.reproduce import seeds as seeds_module
 from cclnet.reproduce.experiments import Cell, tune
 from cclnet.reproduce.paper import table1
 from cclnet.reproduce.results import Result, read_results
@@ -113,6 +116,35 @@ def test_rivals_are_compared_over_the_seeds_that_all_have(results: list[Result],
     test = pair["pairs"][0]["metrics"]["accuracy"]
     assert test["difference"] == pytest.approx((0.15 + 0.2) / 2)
     assert test["seed_differences"] == pytest.approx([0.15, 0.2])
+
+
+def test_a_difference_reads_the_same_in_its_field_and_in_its_words(
+    results: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a tenth of a point, but for the last bit: rounded when it is kept it would be shown as a tenth."""
+    almost = -0.0005 + 1e-15
+    compare = seeds_module.compare
+
+    def compared(*given: Any) -> dict[str, Any]:
+        found = compare(*given, draws=10)
+        for pair in found["comparisons"]:
+            test = pair["metrics"]["accuracy"]
+            test |= {"difference": almost, "low": 5 * almost, "high": -almost}
+            test["verdict"] = verdict("accuracy", "a", "b", test | {"p_holm": 0.5}, (1, 1))
+        return found
+
+    monkeypatch.setattr(seeds_module, "compare", compared)
+    first = Seeds(tmp_path)
+    rivals_grid(results, first)
+    first.write()
+    grid = rivals_grid(results, Seeds(tmp_path))  # as it was kept
+    for cell in (dict(zip(grid.columns, own, strict=True)) for own in grid.rows):
+        assert cell["Accuracy"][:2] == ("0.0", "[−0.2, 0.0]")
+        assert "a minus b is 0.0 points [-0.2, 0.0]" in cell["In words"][0]
+
+
+def test_intervals_are_said_to_be_over_lesions(results: list[Result], seeds: Seeds) -> None:
+    assert "(over seeds and lesions both; for one seed over lesions)" in table1_grid(results, seeds).caption
 
 
 def test_statistics_are_kept_until_predictions_change(results: list[Result], tmp_path: Path) -> None:

@@ -9,8 +9,14 @@ import typer
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder, or a predictions.csv.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write. Default: the run folder, or the file's.")] = None,
+    run: Annotated[Path, typer.Argument(help="A run folder, a predictions.csv, or the .json kept of a run.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to write. Default: the run folder, whose model.json then gets the fitted temperature too, or "
+            "the file's. Elsewhere, only scores.json has it: the run is left alone."
+        ),
+    ] = None,
     data: Annotated[str | None, typer.Option(help="Where the images are, if they have moved since training.")] = None,
     draws: Annotated[int, typer.Option(min=2, help="Bootstrap draws behind the intervals.")] = 1000,
 ) -> None:

@@ -45,7 +45,7 @@ def reproduce(
     console = Console()
     failed = False
     if tables_only:
-        for page in command.write_all(folder):
+        for page in command.write_again(what, split, folder):
             console.print(str(page), highlight=False, soft_wrap=True)
     else:
         request = command.Request(

@@ -39,6 +39,7 @@ class Curve:
 
     Attributes:
         part, images: what it was measured on.
+        independent: how many independent images those kept are worth, where groups (patients, lesions) are known.
     """
 
     part: str
@@ -46,6 +47,7 @@ class Curve:
     threshold: Floats
     coverage: Floats
     risk: Floats
+    independent: Floats | None = None
 
     def at(self, coverage: float | None = None, risk: float | None = None) -> int:
         """The point that keeps at least ``coverage`` of the images, or the most with at most ``risk`` wrong."""
@@ -69,48 +71,59 @@ class Curve:
         return int(allowed[-1])
 
     def in_words(self, point: int) -> str:
-        """What to expect at a point, with a 95% interval for its risk (Wilson)."""
-        kept = round(float(self.coverage[point]) * self.images)
+        """What to expect at a point, with a 95% interval for its risk (Wilson): over groups where they are known."""
+        kept, over = float(round(float(self.coverage[point]) * self.images)), ""
+        if self.independent is not None:
+            kept, over = float(self.independent[point]), " over patients or lesions"
         low, high = _wilson(float(self.risk[point]), kept)
         return (
             f"abstains below a confidence of {self.threshold[point]:.7g}: of {self.images:,} images of part "
             f"'{self.part}' that keeps {self.coverage[point]:.1%}, of which {self.risk[point]:.1%} are wrong (95% "
-            f"interval {low:.1%} to {high:.1%})"
+            f"interval {low:.1%} to {high:.1%}{over})"
         )
 
     def to_json(self) -> dict[str, Any]:
         rows = np.column_stack([self.threshold, self.coverage, self.risk])
-        return {"part": self.part, "images": self.images, "columns": ["threshold", "coverage", "risk"],
-                "rows": [[float(f"{v:.12g}") for v in row] for row in rows]}  # fmt: skip
+        curve = {"part": self.part, "images": self.images, "columns": ["threshold", "coverage", "risk"],
+                 "rows": [[float(f"{v:.12g}") for v in row] for row in rows]}  # fmt: skip
+        if self.independent is not None:
+            curve["independent"] = [float(f"{v:.6g}") for v in self.independent]
+        return curve
 
 
-def _wilson(share: float, count: int) -> tuple[float, float]:
+def _wilson(share: float, count: float) -> tuple[float, float]:
     z = 1.959964
     centre, spread = share + z * z / (2 * count), z * np.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
     return tuple(float(np.clip((centre + s) / (1 + z * z / count), 0, 1)) for s in (-spread, spread))  # type: ignore[return-value]
 
 
-def measure_curve(sure: Floats, right: npt.NDArray[np.bool_], part: str) -> Curve:
+def measure_curve(
+    sure: Floats, right: npt.NDArray[np.bool_], part: str, groups: npt.NDArray[np.intp] | None = None
+) -> Curve:
     """The curve of N decisions from their confidence and whether they are right; equally confident ones go together.
 
     A threshold lies half-way between what it keeps and what it does not, so that neither rounding nor another engine
-    moves an image across it; the last keeps everything.
+    moves an image across it; the last keeps everything. ``groups`` [N] says which images are of one patient or lesion.
 
     >>> curve = measure_curve(np.array([0.9, 0.5, 0.8, 0.5]), np.array([True, False, True, True]), "val")
     >>> curve.threshold.round(3).tolist(), curve.coverage.tolist(), curve.risk.tolist()
     ([0.85, 0.65, 0.0], [0.25, 0.5, 1.0], [0.0, 0.0, 0.25])
     """
+    from cclnet.evaluation.independence import independent_images
+
     order = np.argsort(-sure, kind="stable")
     sure, wrong = sure[order], np.cumsum(~right[order])
     last = np.flatnonzero(np.append(sure[:-1] - sure[1:] > SAME, True))  # of each block of equal confidence
     shown = last[np.unique(np.linspace(0, len(last) - 1, min(POINTS, len(last))).round().astype(np.intp))]
     kept = shown + 1
     between = np.append((sure[:-1] + sure[1:]) / 2, 0.0)
-    return Curve(part, len(sure), between[shown], kept / len(sure), wrong[shown] / kept)
+    worth = None if groups is None else independent_images(~right[order], groups[order])[shown]
+    return Curve(part, len(sure), between[shown], kept / len(sure), wrong[shown] / kept, worth)
 
 
 def curve_of_run(folder: Path, temperature: float | None) -> Curve:
     """The curve of a run folder, from its predictions of the part that is reported."""
+    from cclnet.evaluation.bootstrap import units_of
     from cclnet.evaluation.runs import open_run
     from cclnet.evaluation.scores import decisions
     from cclnet.evaluation.temperature import with_temperature
@@ -123,17 +136,23 @@ def curve_of_run(folder: Path, temperature: float | None) -> Curve:
     if temperature is not None:
         held_out = with_temperature(held_out, temperature)
     sure = confidence(held_out.probabilities, held_out.multilabel)
-    return measure_curve(sure, right.all(axis=1) if held_out.multilabel else right, run.part)
+    units = units_of(held_out)
+    groups = units.index if units.kind == "groups" else None
+    return measure_curve(sure, right.all(axis=1) if held_out.multilabel else right, run.part, groups)
 
 
 def curve_from_json(value: Any, where: Path) -> Curve:
-    """The curve that an exported model.json carries, checked."""
+    """The curve that an exported model.json carries, checked; earlier ones do not tell how many are independent."""
     try:
         rows = np.asarray(value["rows"], dtype=np.float64).reshape(-1, 3)
-        curve = Curve(str(value["part"]), int(value["images"]), *(np.ascontiguousarray(c) for c in rows.T))
+        worth = np.asarray(value["independent"], dtype=np.float64) if "independent" in value else None
+        threshold, coverage, risk = np.ascontiguousarray(rows.T)
+        curve = Curve(str(value["part"]), int(value["images"]), threshold, coverage, risk, worth)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{where}: 'thresholds' is not a curve of threshold, coverage and risk ({error}).") from error
     fine = len(rows) and ((rows >= 0) & (rows <= 1)).all() and (np.diff(curve.coverage) > 0).all()
     if not fine or curve.images < 1:
         raise InputError(f"{where}: 'thresholds' must hold shares in 0..1 with rising coverage.")
+    if worth is not None and not (worth.shape == rows[:, 0].shape and ((worth > 0) & (worth <= curve.images)).all()):
+        raise InputError(f"{where}: 'thresholds' must tell of each row how many independent images it is worth.")
     return curve

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from cclnet.data.pixels import SUFFIXES
 from cclnet.data.sources import manifest, open_data
 from cclnet.data.sources.listing import below, image_files, locate
+from cclnet.data.sources.options import Options
 from cclnet.data.sources.sheet import read_sheet
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 
-ALONG = ("label", "group")  # columns of a table that go along, so that the predictions can be judged
+NAMED = ("medmnist", "synthetic", "synthetic-multilabel")  # data sets that open_data knows by name
 
 
 @dataclass(frozen=True)
@@ -44,15 +48,13 @@ def gather(
 ) -> Inputs:
     """What ``places`` name: image files and folders of them, in any number; or one table (CSV, TSV, Parquet) with a
     column of image names, which start from ``image_folder`` or from where the table lies; or one data set without files
-    (.npz, ``medmnist:NAME``, ``synthetic``)."""
+    (.npz, ``medmnist:NAME``, ``synthetic``, ``synthetic-multilabel``)."""
     if not places:
         raise InputError("no images: give image files, a folder of them, or a table that names them.")
     if len(places) == 1:
         place = Path(places[0]).expanduser()
         kind = str(places[0]).partition(":")[0]
-        if (place.suffix.lower() == ".npz" and place.exists()) or (
-            kind in ("medmnist", "synthetic") and not place.exists()
-        ):
+        if (place.suffix.lower() == ".npz" and place.exists()) or (kind in NAMED and not place.exists()):
             return _of_data_set(open_data(places[0]))
         if place.is_file() and place.suffix.lower() in manifest.SUFFIXES:
             return _of_table(place, image_column, image_folder or place.parent)
@@ -107,15 +109,36 @@ def _of_table(sheet: Path, asked: str | None, folder: Path) -> Inputs:
             problems[row] = f"{len(found)} different files have this name: {', '.join(found[:3])}"
     if not names:
         raise InputError(f"{sheet} names no images: it has a header only.")
-    return Inputs(names, images, problems, {name: rows[name].tolist() for name in ALONG if name in rows})
+    return Inputs(names, images, problems, _along(sheet, rows, column))
+
+
+def _along(sheet: Path, rows: pd.DataFrame, image: str) -> dict[str, list[str]]:
+    """The labels and groups of a table, so that the predictions can be judged. They are found as training finds them;
+    which column the labels are in may be open here, for nothing is learned from them."""
+    known = [str(column) for column in rows.columns]
+    group, part = (manifest.find_column(sheet, known, None, usual) for usual in (manifest.GROUP, manifest.PART))
+    along: dict[str, list[str]] = {}
+    with contextlib.suppress(InputError):
+        asked = "label" if "label" in known else None  # whatever else may be one
+        found = manifest.find_label_columns(sheet, rows, asked, {image, group, part})
+        columns = manifest.Columns(image, found, group, part)
+        labels, classes, labelled = manifest.labels_of(sheet, rows, columns, Options())
+        if labelled.any():
+            texts = _label_texts(labels, classes)
+            along["label"] = [text if told else "" for text, told in zip(texts, labelled, strict=True)]
+    if group is not None:
+        along["group"] = rows[group].tolist()
+    return along
 
 
 def _of_data_set(table: ImageTable) -> Inputs:
-    classes = np.array(table.classes, dtype=np.str_)
-    labels = (
-        ["|".join(classes[row == 1]) for row in table.labels] if table.multilabel else classes[table.labels].tolist()
-    )
-    along = {"label": labels}
+    along = {"label": _label_texts(table.labels, table.classes)}
     if table.groups is not None:
         along["group"] = table.groups.tolist()
     return Inputs(table.names, table.images, along=along)
+
+
+def _label_texts(labels: npt.NDArray[np.integer[Any]], classes: Sequence[str]) -> list[str]:
+    """Labels as predictions.csv has them, several of an image with a bar between them."""
+    names = np.array(classes, dtype=np.str_)
+    return ["|".join(names[row == 1]) for row in labels] if labels.ndim == 2 else names[labels].tolist()

@@ -184,7 +184,10 @@ def _pairs(names: list[str], against: str | None) -> list[tuple[int, int]]:
 def _compare_two(a: Group, b: Group, scores_a: Scores, scores_b: Scores, units: Units, seed: int) -> dict[str, Any]:
     paired = a.paired_with(b)
     count = (len(a.runs), len(b.runs))
-    tests = {m: difference_test(*scores_a[m], *scores_b[m], paired, units, seed, m in BIASED) for m in scores_a}
+    tests = {
+        m: difference_test(*scores_a[m], *scores_b[m], paired, units, seed, m in BIASED, _largest_difference(m))
+        for m in scores_a
+    }
     return {
         "a": a.name,
         "b": b.name,
@@ -196,13 +199,31 @@ def _compare_two(a: Group, b: Group, scores_a: Scores, scores_b: Scores, units: 
     }
 
 
+def _largest_difference(metric: str) -> float:
+    low, high = _range_of(metric)
+    return high - low
+
+
+def _range_of(metric: str) -> tuple[float, float]:
+    return RANGES.get(metric, (0.0, 1.0))
+
+
 def difference_test(
-    a: Floats, draws_a: Floats, b: Floats, draws_b: Floats, paired: bool, units: Units, seed: int, biased: bool = False
+    a: Floats,
+    draws_a: Floats,
+    b: Floats,
+    draws_b: Floats,
+    paired: bool,
+    units: Units,
+    seed: int,
+    biased: bool = False,
+    largest: float = math.inf,
 ) -> dict[str, Any]:
     """Everything about one score of two methods but what depends on the other comparisons (Holm, verdict).
 
     ``biased``: calibration errors, of which one may lie further above the truth than the other; the difference counts
-    as far as it stands with and without twice the bias that the draws show.
+    as far as it stands with and without twice the bias that the draws show. ``largest``: beyond which no difference of
+    two such scores can lie.
     """
     difference = float(a.mean() - b.mean())
     bias = 2 * float((draws_a.mean() - a.mean()) - (draws_b.mean() - b.mean())) if biased else 0.0
@@ -222,8 +243,8 @@ def difference_test(
         permutation = dict(zip(("p", "smallest_possible", "arrangements", "in_words"), (*test, words), strict=True))
     return {
         "difference": _null(difference),
-        "low": _null(ends[0] - reach),
-        "high": _null(ends[1] + reach),
+        "low": _null(float(np.clip(ends[0] - reach, -largest, largest))),
+        "high": _null(float(np.clip(ends[1] + reach, -largest, largest))),
         "p": _null(statistics.p_value(nearest, spreads)),
         "p_holm": None,
         "evidence": False,
@@ -272,7 +293,7 @@ def _method(group: Group, scores: Scores, units: Units) -> dict[str, Any]:
 
 
 def _mean_score(metric: str, values: Floats, draws: Floats, units: Units) -> dict[str, Any]:
-    mean, bounds = float(values.mean()), RANGES.get(metric, (0.0, 1.0))
+    mean, bounds = float(values.mean()), _range_of(metric)
     if len(values) == 1:
         trials = units.count if metric == "accuracy" else None
         low, high = interval(mean, draws[0], units.count, bounds, trials, biased=metric in BIASED)

@@ -84,7 +84,9 @@ def _by_model(runs: list[Run]) -> tuple[list[Group], list[str]]:
         if repeated:  # the same seed twice is no repetition: something else was changed
             warnings.append(
                 f"{', '.join(run.name for run in members)} are of one method and backbone but repeat seed "
-                f"{', '.join(repeated)}: each stands for itself. Name the groups to say otherwise."
+                f"{', '.join(repeated)}: each stands for itself. If some are seeds of one method all the same, "
+                "give these alone, each seed once, or name the groups in Python: "
+                "cclnet.evaluation.compare.compare({name: [run, ...], ...})."
             )
             groups += [_group(run.name, [run]) for run in members]
         else:

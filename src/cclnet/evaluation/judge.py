@@ -60,7 +60,7 @@ scores.json::
       },
       "leak": {                             # from split.csv; null without one, or when it names no groups
         "images": 790, "share": 0.394,      # of the reported part, whose group is also in the training part
-        "per_class": [{"class": "MEL", "images": 158, "share": 0.71}],
+        "per_class": [{"class": "MEL", "images": 158, "share": 0.71}],   # [] for what is kept of a run
         "in_words": "790 of 2,003 images (39%) show a lesion or patient that the model was trained on."
       } | null,
       "correlation": {...} | null,          # of correlation.csv, see cclnet.evaluation.correlation.summary
@@ -113,8 +113,9 @@ PROPORTIONS = ("accuracy", "top_2_accuracy", "top_3_accuracy", "top_5_accuracy",
 def judge(run: str | Path, out: str | Path | None = None, draws: int = 1000, seed: int = 0) -> dict[str, Any]:
     """Judge a run folder or a predictions.csv; see above for what comes back.
 
-    A run folder gets its scores.json and, in model.json, its temperature. For a file alone nothing is written unless
-    ``out`` names a folder. ``draws`` bootstrap draws, from ``seed``: the same call gives the same numbers.
+    A run folder gets its scores.json and, in model.json, its temperature. Where ``out`` names another folder, that gets
+    scores.json, with the temperature in it, and the run is left alone. For a file alone nothing is written without
+    ``out``. ``draws`` bootstrap draws, from ``seed``: the same call gives the same numbers.
     """
     opened = open_run(run)
     reported = opened.predictions.of_part(opened.part)
@@ -160,11 +161,12 @@ def judge(run: str | Path, out: str | Path | None = None, draws: int = 1000, see
         "versions": versions(),
     }
     judged["warnings"] = cautions(judged, reported, units, fitting if fit_on else None)
-    if opened.folder is not None and model != opened.model:
-        write_whole(opened.folder / "model.json", json.dumps(model, indent=2) + "\n")
     folder = opened.folder if out is None else Path(out)
     if folder is not None:
-        write_whole(make_folder(folder) / "scores.json", json.dumps(judged, indent=1, allow_nan=False) + "\n")
+        make_folder(folder)
+        if model != opened.model and opened.folder is not None and folder.samefile(opened.folder):
+            write_whole(folder / "model.json", json.dumps(model, indent=2) + "\n")
+        write_whole(folder / "scores.json", json.dumps(judged, indent=1, allow_nan=False) + "\n")
     return judged
 
 

@@ -53,6 +53,7 @@ class Run:
     model: dict[str, Any] | None
     correlation: Floats | None
     kept_settings: Mapping[str, Any] = field(default_factory=dict)
+    kept_leak: Mapping[str, Any] | None = None
 
     @property
     def seed(self) -> int | None:
@@ -71,7 +72,10 @@ class Run:
         return {name: value for name, value in flat.items() if name not in INCIDENTAL}
 
     def leak(self) -> dict[str, Any] | None:
-        """How much of the reported part shows a group that was trained on, by split.csv; None where unknown."""
+        """How much of the reported part shows a group that was trained on, by split.csv, or as it was kept (then no
+        class of its own is known); None where unknown."""
+        if self.kept_leak:
+            return {"per_class": [], **self.kept_leak}
         path = None if self.folder is None else self.folder / "split.csv"
         if path is None or not path.exists():
             return None
@@ -164,7 +168,8 @@ def _open_result(path: Path) -> Run:
     model |= {"classes": kept["classes"], "class_counts": kept["class_counts"], "trained": {"seed": settings["seed"]}}
     predictions = _without_zeros(read_predictions(predictions_file, kept.get("multilabel", False), image_table))
     matrix = None if kept["correlation"] is None else np.asarray(kept["correlation"], np.float64)
-    return Run(path.stem, path, None, predictions, reported_part(predictions), model, matrix, settings)
+    part = reported_part(predictions)
+    return Run(path.stem, path, None, predictions, part, model, matrix, settings, kept.get("leak"))
 
 
 def _without_zeros(predictions: Predictions) -> Predictions:

@@ -27,15 +27,20 @@ def title(metric: str) -> str:
 def amount(metric: str, value: float) -> str:
     """A difference as a reader says it.
 
-    >>> amount("accuracy", 0.0214), amount("nll", 0.0214)
-    ('2.1 points', '0.021')
+    >>> amount("accuracy", 0.0214), amount("nll", 0.0214), amount("accuracy", -0.0004)
+    ('2.1 points', '0.021', '0.0 points')
     """
-    return f"{value:.3f}" if metric in IN_OWN_UNITS else f"{100 * value:.1f} points"
+    return _number(metric, value) + ("" if metric in IN_OWN_UNITS else " points")
+
+
+def _number(metric: str, value: float) -> str:
+    scale, digits = (1, 3) if metric in IN_OWN_UNITS else (100, 1)
+    text = f"{scale * value:.{digits}f}"
+    return text if float(text) else text.lstrip("-")  # nothing has no sign
 
 
 def _range(metric: str, low: float, high: float) -> str:
-    scale, digits = (1, 3) if metric in IN_OWN_UNITS else (100, 1)
-    return "" if math.isnan(low + high) else f" [{scale * low:.{digits}f}, {scale * high:.{digits}f}]"
+    return "" if math.isnan(low + high) else f" [{_number(metric, low)}, {_number(metric, high)}]"
 
 
 def seeds_in_words(a: int, b: int, paired: bool) -> str:

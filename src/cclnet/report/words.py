@@ -154,10 +154,13 @@ def p_text(p: float | None) -> str:
 def signed_text(value: float | None) -> str:
     """A number around zero.
 
-    >>> signed_text(-0.314), signed_text(2.0)
-    ('−0.31', '+2.00')
+    >>> signed_text(-0.314), signed_text(2.0), signed_text(-0.001)
+    ('−0.31', '+2.00', '0.00')
     """
-    return NONE if value is None else f"{value:+.2f}".replace("-", "−")
+    if value is None:
+        return NONE
+    text = f"{value:+.2f}"
+    return text.replace("-", "−") if float(text) else text[1:]  # nothing has no sign
 
 
 def count_text(number: int, what: str, many: str = "") -> str:

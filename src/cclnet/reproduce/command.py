@@ -16,7 +16,7 @@ from cclnet.jobs.outcome import Log, Outcome
 from cclnet.jobs.runner import run_jobs
 from cclnet.jobs.show import Show
 from cclnet.reproduce import experiments, looks_cells
-from cclnet.reproduce.experiments import SMOKE_DATA, TUNING, Cell, read_recipes, unique
+from cclnet.reproduce.experiments import SMOKE_DATA, SPLITS, TUNING, Cell, read_recipes, unique
 from cclnet.reproduce.looks_cells import LOOKS
 from cclnet.reproduce.paper import BACKBONES, METHODS
 
@@ -55,9 +55,7 @@ class Request:
     cache_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in self.what:
-            if name not in EXPERIMENTS:
-                raise unknown("experiment", name, EXPERIMENTS)
+        check_names(self.what, self.split)
         if (self.backbones or self.methods) and (len(self.what) != 1 or self.what[0] not in ("table1", "looks")):
             raise InputError(
                 "backbones and methods choose among the cells of table1 or looks: leave them out, or ask for one alone."
@@ -66,6 +64,15 @@ class Request:
             raise InputError("give the folder of the ISIC 2018 images as --data, or --smoke to try it on drawn ones.")
         if not 1 <= self.shard[0] <= self.shard[1]:
             raise InputError(f"shard is i/n with i from 1 to n, got {self.shard[0]}/{self.shard[1]}.")
+
+
+def check_names(what: Sequence[str], split: str) -> None:
+    """Names of experiments and the split as they may be asked for; the slices for tuning are no splits to report."""
+    for name in what:
+        if name not in EXPERIMENTS:
+            raise unknown("experiment", name, EXPERIMENTS)
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
 
 
 def cells_of(request: Request) -> list[Cell]:
@@ -98,8 +105,8 @@ def everything() -> list[Cell]:
         *experiments.table1(backbones=("resnet18",)),
         *looks_cells.looks(seeds),
         *experiments.table2(),
-        *experiments.table1(seeds, ("resnet18",), compared),
         *experiments.table1(backbones=others),
+        *experiments.table1(seeds, ("resnet18",), compared),
         *experiments.figures(),
         *looks_cells.looks(backbones=others, rows=("hard", "lsr-u5", "ccl", looks_cells.OURS, "yardstick")),
     ]
@@ -126,6 +133,15 @@ def reproduce(request: Request, console: Console | None = None) -> Outcome:
         console.print(f"{page}", highlight=False, soft_wrap=True)
     console.print(outcome.in_words(log.seconds), highlight=False, markup=False)
     return outcome
+
+
+def write_again(what: Sequence[str], split: str, results: Path) -> list[Path]:
+    """The tables and figures of results that are there, running nothing."""
+    from cclnet.reproduce.pages import refuse_nothing
+
+    check_names(what, split)
+    refuse_nothing(results)
+    return write_all(results)
 
 
 def write_all(results: Path) -> list[Path]:

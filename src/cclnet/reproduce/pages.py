@@ -13,6 +13,7 @@ import pandas as pd
 from cclnet.errors import InputError
 from cclnet.files import write_whole
 from cclnet.report.page import render
+from cclnet.reproduce.experiments import TUNING
 from cclnet.reproduce.looks import looks_grid, looks_pairs_grid, structure_grid, tune_looks_grid, uses_grid
 from cclnet.reproduce.results import Result, read_results
 from cclnet.reproduce.seeds import Seeds
@@ -93,6 +94,14 @@ def write_tables(results: Path) -> list[Path]:
     return [results / f"{name}.html" for name in shown]
 
 
+def refuse_nothing(results: Path) -> None:
+    """A folder mistyped must not turn every number that is written into 'not run'."""
+    if not results.is_dir():
+        raise InputError(f"there is no folder {results}: give the one that holds the results as --results.")
+    if not any(read_results(results / shelf) for shelf in ("", *TUNING)):
+        raise InputError(f"{results} holds no result to make tables of: give the folder that does as --results.")
+
+
 def in_markdown(content: Sequence[Grid]) -> str:
     return "\n".join(markdown(grid) for grid in content)
 
@@ -163,5 +172,6 @@ def documents(root: Path, results: Path) -> dict[Path, str]:
 
 def write_documents(root: Path, results: Path) -> None:
     """Put the tables into the documents of a source tree."""
+    refuse_nothing(results)
     for path, text in documents(root, results).items():
         write_whole(path, text)

@@ -18,9 +18,10 @@ from cclnet.reproduce.paper import METHODS
 from cclnet.reproduce.results import SCORES, Result
 
 RIVALS = ("ccl", "hard", "lsr-u5")  # compared in pairs, the first of a pair first
-RULES = 2  # of judging: to be raised when the same predictions come to be judged otherwise
+RULES = 3  # of judging: to be raised when the same predictions come to be judged otherwise
 METRICS = (*SCORES, "nll", "ece", "ece_calibrated")
-TEST = ("difference", "low", "high", "p", "p_holm", "evidence", "better", "seed_differences", "verdict")
+SHOWN = ("difference", "low", "high")  # kept whole: rounded twice they would read otherwise than in the verdict
+TEST = (*SHOWN, "p", "p_holm", "evidence", "better", "seed_differences", "verdict")
 
 
 class Seeds:
@@ -34,8 +35,8 @@ class Seeds:
         self._used: dict[str, Any] = {}
 
     def mean(self, results: Sequence[Result]) -> dict[str, dict[str, Any]]:
-        """Of each score over the seeds of one cell: mean, sd, and an interval over seeds and images (for one seed:
-        over images)."""
+        """Of each score over the seeds of one cell: mean, sd, and an interval over seeds and lesions (for one seed:
+        over lesions)."""
         if len(results) == 1:
             scores = results[0].content["scores"]
             return {
@@ -106,9 +107,9 @@ def _compared(groups: Mapping[str, Sequence[Result]], against: str | None = None
     pairs = []
     for pair in compared["comparisons"]:
         tests = {
-            name: _rounded({key: pair["metrics"][name][key] for key in TEST})
+            name: {key: test[key] if key in SHOWN else _rounded(test[key]) for key in TEST}
             for name in METRICS
-            if name in pair["metrics"]
+            if (test := pair["metrics"].get(name))
         }
         pairs.append({key: pair[key] for key in ("a", "b", "seeds", "in_words", "verdict")} | {"metrics": tests})
     return {"intervals": compared["intervals"]["in_words"], "pairs": pairs, "warnings": compared["warnings"]}

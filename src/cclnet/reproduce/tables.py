@@ -63,7 +63,7 @@ def table1_grid(results: Sequence[Result], seeds: Seeds, split: str = "paper", s
 def _table1_caption(results: Sequence[Result], split: str) -> str:
     own = [r for r in results if r.cell.split == split]
     words = "Each field: our value, the paper's, and the difference with its 95% interval, which is that of our value "
-    words += "(over seeds and images; for one seed over images)."
+    words += "(over seeds and lesions both; for one seed over lesions)."
     if own:
         part = own[0].content["part"]
         groups = f" of {part['groups']:,} lesions" if part["groups"] else ""
@@ -94,10 +94,13 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def signed(value: float | None, digits: int = 3) -> str:
     """
-    >>> signed(-0.0123), signed(0.0123)
-    ('−0.012', '+0.012')
+    >>> signed(-0.0123), signed(0.0123), signed(-0.0001)
+    ('−0.012', '+0.012', '0.000')
     """
-    return NONE if value is None else f"{value:+.{digits}f}".replace("-", "−")
+    if value is None:
+        return NONE
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "−") if float(text) else text[1:]  # nothing has no sign
 
 
 def plain_field(mean: Mapping[str, Any] | None, name: str) -> Lines:

@@ -29,15 +29,15 @@ SUFFIXES = (".csv", ".tsv", ".tab", *PARQUET_SUFFIXES)
 # has both a patient and a lesion, the patient is the wider group and the safe one.
 _IMAGE = ("image", "image_path", "img_path", "filepath", "file_path", "path", "image_file", "filename", "file_name",
           "file", "image_name", "image_id", "image_index", "img", "img_id", "isic_id")  # fmt: skip
-_GROUP = ("group", "group_id", "patient_id", "patient", "subject_id", "subject", "case_id", "lesion_id", "lesion")
-_PART = ("part", "split", "partition", "subset", "set")
+GROUP = ("group", "group_id", "patient_id", "patient", "subject_id", "subject", "case_id", "lesion_id", "lesion")
+PART = ("part", "split", "partition", "subset", "set")
 _LABEL = ("label", "labels", "class", "class_name", "category", "target", "dx", "diagnosis", "finding_labels")
 _SEPARATORS = ("|", ";")
 _MARKS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 
 
 @dataclass(frozen=True)
-class _Columns:
+class Columns:
     image: str
     labels: tuple[str, ...]  # one column of class names, or several of zeros and ones
     group: str | None
@@ -61,7 +61,7 @@ def read(path: Path, options: Options) -> ImageTable:
     columns = _choose_columns(sheet, rows, options)
     findings = Findings()
     rows = _without_doubles(sheet, rows, columns)
-    labels, classes, labelled = _labels(sheet, rows, columns, options)
+    labels, classes, labelled = labels_of(sheet, rows, columns, options)
     named = (rows[columns.image] != "").to_numpy()
     files = locate(root, rows[columns.image], follow_links=options.follow_links)
     count = np.array([len(several) for several in files], dtype=np.int64)
@@ -103,13 +103,13 @@ def _the_manifest(path: Path, options: Options) -> Path:
 def _could_be_manifest(columns: list[str]) -> bool:
     """An image column and a label column, or at least two more that may be columns of zeros and ones."""
     plain = {_plain(column) for column in columns}
-    return bool(plain & set(_IMAGE)) and (bool(plain & set(_LABEL)) or len(plain - {*_IMAGE, *_GROUP, *_PART}) > 1)
+    return bool(plain & set(_IMAGE)) and (bool(plain & set(_LABEL)) or len(plain - {*_IMAGE, *GROUP, *PART}) > 1)
 
 
 def image_column(sheet: Path, rows: pd.DataFrame, asked: str | None = None) -> str:
     """The column that names the images: the one asked for, else one of the usual names."""
     known = [str(column) for column in rows.columns]
-    image = _column(sheet, known, asked, _IMAGE)
+    image = find_column(sheet, known, asked, _IMAGE)
     if image is None:
         raise InputError(
             f"{sheet}: no column names the images. Say which with image_column (--image-column); "
@@ -118,16 +118,16 @@ def image_column(sheet: Path, rows: pd.DataFrame, asked: str | None = None) -> s
     return image
 
 
-def _choose_columns(sheet: Path, rows: pd.DataFrame, options: Options) -> _Columns:
+def _choose_columns(sheet: Path, rows: pd.DataFrame, options: Options) -> Columns:
     known = [str(column) for column in rows.columns]
     image = image_column(sheet, rows, options.image_column)
-    group = _column(sheet, known, options.group_column, _GROUP)
-    part = _column(sheet, known, options.part_column, _PART)
+    group = find_column(sheet, known, options.group_column, GROUP)
+    part = find_column(sheet, known, options.part_column, PART)
     taken = {image, group, part}
-    return _Columns(image, _label_columns(sheet, rows, options.label_column, taken), group, part)
+    return Columns(image, find_label_columns(sheet, rows, options.label_column, taken), group, part)
 
 
-def _column(sheet: Path, known: list[str], asked: str | None, usual: Sequence[str]) -> str | None:
+def find_column(sheet: Path, known: list[str], asked: str | None, usual: Sequence[str]) -> str | None:
     if asked is not None:
         if asked not in known:
             raise unknown(f"column of {sheet.name}", asked, known)
@@ -136,7 +136,7 @@ def _column(sheet: Path, known: list[str], asked: str | None, usual: Sequence[st
     return next((by_plain_name[name] for name in usual if name in by_plain_name), None)
 
 
-def _label_columns(
+def find_label_columns(
     sheet: Path, rows: pd.DataFrame, asked: str | Sequence[str] | None, taken: set[str | None]
 ) -> tuple[str, ...]:
     known = [str(column) for column in rows.columns]
@@ -144,7 +144,7 @@ def _label_columns(
         several = [asked] if isinstance(asked, str) else list(asked)
         if isinstance(asked, str) and asked not in known:
             several = [name.strip() for name in asked.split(",")]
-        return tuple(_column(sheet, known, name, ()) or "" for name in several)
+        return tuple(find_column(sheet, known, name, ()) or "" for name in several)
     usual = [column for column in known if _plain(column) in _LABEL and column not in taken]
     if len(usual) > 1:
         raise InputError(
@@ -166,7 +166,7 @@ def _is_marks(cells: pd.Series[str]) -> bool:
     return bool(values - {""}) and values <= {*_MARKS, ""}
 
 
-def _without_doubles(sheet: Path, rows: pd.DataFrame, columns: _Columns) -> pd.DataFrame:
+def _without_doubles(sheet: Path, rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     """The same row twice counts once; an image with two different rows is refused, for which of them is right?"""
     said = [c for c in (columns.image, *columns.labels, columns.group, columns.part) if c]
     rows = rows.drop_duplicates(said)
@@ -185,8 +185,8 @@ def _refuse_one_file_twice(sheet: Path, files: list[str]) -> None:
         raise InputError(f"{sheet}: several rows mean the same file: {listed(twice)}.")
 
 
-def _labels(
-    sheet: Path, rows: pd.DataFrame, columns: _Columns, options: Options
+def labels_of(
+    sheet: Path, rows: pd.DataFrame, columns: Columns, options: Options
 ) -> tuple[npt.NDArray[np.int64] | npt.NDArray[np.uint8], tuple[str, ...], npt.NDArray[np.bool_]]:
     """Labels, class names, and which rows have a label at all."""
     if len(columns.labels) > 1:
