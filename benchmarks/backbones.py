@@ -38,15 +38,15 @@ from cclnet.training.settings import make_settings
 SMALL = {"short_side": 72, "augment": {"crop": 64}}
 
 
-def learned(backbone: str, given: argparse.Namespace, scratch: Path) -> Floats:
-    """The soft labels [K, K] that a backbone ends with."""
+def learned(backbone: str, given: argparse.Namespace, scratch: Path) -> tuple[Floats, float]:
+    """The soft labels [K, K] that a backbone ends with, and its accuracy on unseen lesions."""
     recipe = read_recipes(RECIPES)["lesion"]
     cell = looks_cell(OURS, backbone, given.seed)
     brief = {"epochs": given.epochs, "validate_every": given.epochs, "precision": "32"}
     settings = make_settings(recipe, {"data": given.data, "backbone": backbone, "method": cell.method}, SMALL, brief,
                              {"seed": given.seed})  # fmt: skip
-    run = train(settings, scratch / backbone, accelerator=given.accelerator, cache_dir=given.cache_dir)
-    return read_correlation(RunFolder(run).correlation)[1]
+    run = RunFolder(train(settings, scratch / backbone, accelerator=given.accelerator, cache_dir=given.cache_dir))
+    return read_correlation(run.correlation)[1], run.read_metrics()[-1]["val_accuracy"]
 
 
 def measure(matrices: dict[str, Floats], kept: Path) -> dict[str, Any]:
@@ -96,13 +96,15 @@ def main() -> None:
     parser.add_argument("--document", type=Path, help="also put the table between the markers of this page")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        matrices = {backbone: learned(backbone, given, Path(scratch)) for backbone in BACKBONES}
+        ended = {backbone: learned(backbone, given, Path(scratch)) for backbone in BACKBONES}
+    matrices = {backbone: matrix for backbone, (matrix, _) in ended.items()}
     measured = {
         "epochs": given.epochs,
         "seed": given.seed,
         "crop": SMALL["augment"]["crop"],  # type: ignore[index]
         "device": "CPU" if given.accelerator == "cpu" else torch.cuda.get_device_name(),
         "versions": versions(),
+        "accuracy": {backbone: accuracy for backbone, (_, accuracy) in ended.items()},
         "matrices": {backbone: matrix.round(4).tolist() for backbone, matrix in matrices.items()},
         **measure(matrices, given.kept),
     }
