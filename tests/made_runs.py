@@ -14,7 +14,7 @@ from cclnet.jobs.job import Job
 from cclnet.jobs.results import Result, keep_result
 from cclnet.predictions import Predictions, write_predictions
 from cclnet.training.run_folder import RunFolder
-from cclnet.training.settings import Settings
+from cclnet.training.settings import Settings, in_json
 
 CLASSES = ("MEL", "NV", "BCC")
 VAL, TRAIN = 60, 60
@@ -67,7 +67,7 @@ def _records(softness: list[float] | None, frozen: int) -> list[dict[str, Any]]:
 def _describe(run: RunFolder, settings: Settings) -> None:
     description = {
         "format": 1, "backbone": settings.backbone, "method": settings.method, "classes": list(CLASSES),
-        "method_settings": settings.method_settings,
+        "method_settings": in_json(settings.method_settings),
         "multilabel": False, "temperature": None, "collapse_softness": 0.5, "class_counts": [10, 40, 10],
         "trained": {"seed": settings.seed, "epochs": settings.epochs, "of_epochs": settings.epochs, "seconds": 61.23,
                     "device": "a made GPU",

@@ -72,6 +72,12 @@ def test_what_is_kept_of_a_small_probability_is_not_nothing(tmp_path: Path, mult
     assert measure(rounded)["nll"] > 1.2 * measure(said)["nll"]  # which is why
 
 
+def test_a_setting_without_end_is_kept_and_found_again(tmp_path: Path) -> None:
+    endless = dataclasses.replace(JOB.settings, method="mbls", method_settings={"margin": float("inf")})
+    job = dataclasses.replace(JOB, settings=endless)
+    assert differs_from_result(job, made_result(tmp_path, job, wrong=1).content) == []
+
+
 def test_methods_without_soft_labels_keep_no_matrix(tmp_path: Path) -> None:
     content = made_result(tmp_path, Job("hard-seed0", Settings(method="hard")), wrong=6).content
     assert [content[key] for key in ("softness", "freeze_epoch", "correlation", "final_softness")] == [None] * 4

@@ -53,7 +53,7 @@ from cclnet.jobs.course import read_course
 from cclnet.jobs.job import Job
 from cclnet.predictions import Floats, Predictions, read_predictions, write_predictions, write_probabilities
 from cclnet.training.run_folder import RunFolder
-from cclnet.training.settings import Settings
+from cclnet.training.settings import Settings, in_json
 
 HALF = 5e-5  # what is less is nothing to four decimals
 SCORES = ("accuracy", "macro_f1", "kappa", "macro_jaccard", "balanced_accuracy")
@@ -192,6 +192,7 @@ def _with_paths(settings: Settings, place: Callable[[str], str]) -> dict[str, An
     for holder, name in ((values, "data"), (values, "weights"), (values, "image_folder"), (values["split"], "file")):
         if holder[name] and not holder[name].startswith("synthetic"):
             holder[name] = place(holder[name])
+    values["method_settings"] = in_json(values["method_settings"])
     return values
 
 

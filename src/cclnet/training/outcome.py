@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from cclnet.network import CCLNet, Classifier
 from cclnet.predictions import Predictions, write_predictions
 from cclnet.training.prepare import PreparedData
 from cclnet.training.run_folder import RunFolder, versions
-from cclnet.training.settings import Settings
+from cclnet.training.settings import Settings, in_json
 
 
 def write_outcome(
@@ -54,11 +53,6 @@ def predictions(
     )
 
 
-def _in_json(value: Any) -> Any:
-    """JSON has no word for what is infinite."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def describe(settings: Settings, data: PreparedData, fabric: Fabric, trained: dict[str, Any]) -> dict[str, Any]:
     """model.json: what someone needs to use the weights, and where they come from."""
     table, device = data.table, fabric.device
@@ -67,7 +61,7 @@ def describe(settings: Settings, data: PreparedData, fabric: Fabric, trained: di
         "format": 1,
         "backbone": settings.backbone,
         "method": settings.method,
-        "method_settings": {key: _in_json(value) for key, value in settings.method_settings.items()},
+        "method_settings": in_json(settings.method_settings),
         "classes": list(table.classes),
         "multilabel": table.multilabel,
         "short_side": settings.short_side,

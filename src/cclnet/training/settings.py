@@ -193,6 +193,15 @@ def to_toml(settings: Settings) -> str:
     return "\n".join(_toml_lines(values, "")) + "\n"
 
 
+def in_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a method for JSON, which has no word for what is infinite.
+
+    >>> in_json({"margin": float("inf"), "alpha": 0.1})
+    {'margin': 'inf', 'alpha': 0.1}
+    """
+    return {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
+
+
 def _toml_lines(values: Mapping[str, Any], table: str) -> list[str]:
     plain = {key: value for key, value in values.items() if not isinstance(value, dict) and value is not None}
     lines = [f"{key} = {_toml_value(value)}" for key, value in plain.items()]
