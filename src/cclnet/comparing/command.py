@@ -23,7 +23,7 @@ from cclnet.report import write_comparison
 from cclnet.report.comparison_table import comparison_table
 from cclnet.report.words import count_text
 from cclnet.training.prepare import open_table
-from cclnet.training.settings import Settings
+from cclnet.training.settings import Settings, in_json
 
 BASELINES = ("hard", "bce")  # what all others are compared with unless told otherwise, where it takes part
 EVERY_PAIR = "all"
@@ -116,7 +116,7 @@ def jobs_of(request: Request, contestants: Sequence[Contestant], images: str = "
     for contestant in contestants:
         chosen = dict(_with_own_settings(request.settings, contestant).settings)
         own = replace(request.settings, method=contestant.method, method_settings=chosen)
-        keys = {"method": contestant.method, "method_settings": dict(contestant.settings)}
+        keys = {"method": contestant.method, "method_settings": in_json(contestant.settings)}
         jobs[contestant.label] = [
             Job(contestant.name(seed), replace(own, seed=seed), {**keys, "seed": seed}, images=images)
             for seed in request.seeds
