@@ -97,6 +97,28 @@ def test_a_transformer_is_made_for_the_size_of_the_images(tmp_path: Path) -> Non
     assert load(path).description.crop == (32, 32)
 
 
+@pytest.mark.parametrize("method", ["ccl", "ccl-centroid"])
+def test_a_batch_in_parts_has_the_gradients_of_the_whole(tmp_path: Path, method: str) -> None:
+    """Of 32 images in 5 parts, which are not of one size; weighed, so that a part's mean is not the batch's."""
+    own = TINY["method_settings"] if method == "ccl" else {}
+    same = {**TINY, "precision": "64", "batch_norm": "frozen", "class_weights": True, "method": method}
+    whole, parts = (
+        train(make_settings({**same, "method_settings": own, "accumulate": count}), tmp_path / str(count),
+              accelerator="cpu", progress=False)
+        for count in (1, 5)
+    )  # fmt: skip
+    for a, b in zip(metrics(whole), metrics(parts), strict=True):
+        assert [a["loss"], a["softness"]] == pytest.approx([b["loss"], b["softness"]], rel=1e-6)
+    a, b = (load_file(path / "model.safetensors") for path in (whole, parts))
+    for name, value in a.items():
+        torch.testing.assert_close(value, b[name], rtol=1e-4, atol=1e-6)
+
+
+def test_parts_without_enough_images_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="batch_size to 64 or more"):
+        run(tmp_path, accumulate=32)
+
+
 def test_dropout_is_drawn_in_training_alone(tmp_path: Path) -> None:
     plain, dropped = run(tmp_path, "plain", epochs=1), run(tmp_path, "dropped", epochs=1, drop_rate=0.5)
     assert metrics(plain)[0]["loss"] != metrics(dropped)[0]["loss"]

@@ -139,6 +139,7 @@ class Training:
             self.mean,
             self.std,
             settings.clip,
+            settings.accumulate,
             compile=compiling,
             capture=compiling and on_gpu and fabric.world_size == 1,
             rehearsal=self._rehearse,
@@ -311,7 +312,8 @@ class Training:
     def _rehearse(self) -> None:
         """What libraries do when they first see the network, done beside the compiling."""
         size = self.settings.augment.crop
-        shape = (self.loader.batch_size // self.fabric.world_size, 3, size, size)
+        images = self.loader.batch_size // self.fabric.world_size // self.settings.accumulate
+        shape = (images, 3, size, size)
         rehearse(self.network.classifier, shape, self.fabric.device, self.fabric.autocast)
 
     # ---- keeping -----------------------------------------------------------------------------------------------

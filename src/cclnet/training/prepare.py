@@ -161,12 +161,14 @@ def _check_size(network: CCLNet, settings: Settings) -> None:
 
 
 def check_shares(settings: Settings, network: CCLNet, world_size: int) -> None:
-    """Batch norm needs two images at least, on every process."""
+    """Batch norm needs two images at least, on every process and in every part of its batches."""
     normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())
-    if normed and settings.batch_norm == "batch" and settings.batch_size < 2 * world_size:
+    least = (2 if normed and settings.batch_norm == "batch" else 1) * world_size * settings.accumulate
+    if settings.batch_size < least:
         raise InputError(
-            f"a batch of {settings.batch_size} leaves {world_size} processes fewer than two images each, which batch "
-            f"norm cannot use: set batch_size to {2 * world_size} or more."
+            f"a batch of {settings.batch_size} is too small for {world_size} processes that take it in "
+            f"{settings.accumulate} parts: the network needs {least // world_size // settings.accumulate} images at a "
+            f"time. Set batch_size to {least} or more."
         )
 
 

@@ -57,6 +57,7 @@ class Settings:
     # optimisation
     epochs: int = 160
     batch_size: int = 128  # over all devices together
+    accumulate: int = 1  # parts that a batch is taken in, one after the other, where memory is short
     optimizer: str = "sgd"  # sgd | adamw
     lr: float = 0.1
     lr_ccl: float = 0.0005  # of the method's own parameters
@@ -129,7 +130,7 @@ _RANGES: list[tuple[str, float, float]] = [
     ("epochs", 1, _BIG), ("batch_size", 2, _BIG), ("lr", 0, _BIG), ("lr_ccl", 0, _BIG), ("momentum", 0, 1),
     ("weight_decay", 0, _BIG), ("clip", 0, _BIG), ("drop_factor", 0, 1), ("warmup_epochs", 0, _BIG),
     ("ema", 0, 0.999999), ("validate_every", 1, _BIG), ("max_minutes", 0, _BIG), ("short_side", 8, 65536),
-    ("drop_rate", 0, 0.99), ("drop_path_rate", 0, 0.99),
+    ("accumulate", 1, 4096), ("drop_rate", 0, 0.99), ("drop_path_rate", 0, 0.99),
 ]  # fmt: skip
 _CHOICES = {
     "optimizer": ("sgd", "adamw"),

@@ -3,7 +3,7 @@ that pays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class TrainStep:
         optimizer: its parameter groups are clipped one by one, each by its own norm.
         backward: how to run backward (Fabric's, which knows about precision and strategy).
         clip: largest gradient norm of a group; 0 for none.
+        accumulate: parts of a batch that go through the network one after the other, where it does not fit whole.
         capture: replay as a CUDA graph (one device only).
         rehearsal: done in a thread while the first batch is compiled and captured.
     """
@@ -40,6 +41,7 @@ class TrainStep:
         mean: Tensor,
         std: Tensor,
         clip: float,
+        accumulate: int,
         compile: bool,
         capture: bool,
         rehearsal: Callable[[], None] | None = None,
@@ -48,6 +50,7 @@ class TrainStep:
         self.optimizer = optimizer
         self.backward = backward
         self.clip = clip
+        self.accumulate = accumulate
         self.capture = capture
         self.rehearsal = rehearsal
         self.terms: list[str] = []
@@ -77,13 +80,25 @@ class TrainStep:
 
     def _gradients(self, batch: Batch) -> Tensor:
         images = self.augmented(batch.crops, batch.parameters)
-        loss = self.network(images, batch.labels, batch.weight)
-        self.backward(loss.total)
+        losses = torch.stack([self._backward(*part, len(images)) for part in self._parts(images, batch)]).sum(dim=0)
         if self.clip > 0:
             for group in self.optimizer.param_groups:
                 nn.utils.clip_grad_norm_(group["params"], self.clip)
+        return losses
+
+    def _parts(self, images: Tensor, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Images, labels and weights of each part; no two differ by more than one image."""
+        count = self.accumulate
+        weights = (None,) * count if batch.weight is None else batch.weight.tensor_split(count)
+        yield from zip(images.tensor_split(count), batch.labels.tensor_split(count), weights, strict=True)
+
+    def _backward(self, images: Tensor, labels: Tensor, weight: Tensor | None, of: int) -> Tensor:
+        """Add the gradients of a part of ``of`` images; returns what it adds to the losses of all."""
+        loss = self.network(images, labels, weight)
+        share = len(images) / of
+        self.backward(loss.total * share if share < 1 else loss.total)
         self.terms = ["loss", *loss.terms]
-        return torch.stack([loss.total, *loss.terms.values()]).detach()
+        return torch.stack([loss.total, *loss.terms.values()]).detach() * share
 
     def _record(self, batch: Batch) -> None:
         """Warm up, then capture. The warm-up must leave no trace: buffers (batch norm's averages) and the random
