@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-import torch._inductor
+import torch._inductor.config
 
 from cclnet.data.parallel import available_cores
 from cclnet.network import Classifier
