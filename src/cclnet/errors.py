@@ -25,3 +25,13 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
     hint = f"; did you mean '{near[0]}'?" if near else "."
     listed, word = (names, "Known") if len(names) <= 40 else (near or names[:8], f"Some of {len(names)} known")
     return InputError(f"unknown {kind} '{name}'{hint} {word}: {', '.join(listed)}")
+
+
+def first_line(error: Exception) -> str:
+    """What a library says went wrong, without its advice.
+
+    >>> first_line(ValueError("no such size.\\nTry another")), first_line(ValueError())
+    ('no such size', 'ValueError')
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cclnet.errors import InputError, unknown
+from cclnet.errors import InputError, first_line, unknown
 from cclnet.methods import Classes, Loss, build_method
 
 
@@ -41,7 +41,7 @@ class TimmClassifier(nn.Module):
             if not pretrained:
                 raise
             raise InputError(
-                f"the pretrained weights of {name} cannot be had ({_first_line(error)}). Without a network, give a "
+                f"the pretrained weights of {name} cannot be had ({first_line(error)}). Without a network, give a "
                 "file that you have: --weights FILE.safetensors."
             ) from error
         classifier = self.model.get_classifier()
@@ -70,10 +70,6 @@ class TimmClassifier(nn.Module):
         """What the names of the final classifier's weights begin with."""
         name = self.model.pretrained_cfg["classifier"]
         return f"{name if isinstance(name, str) else name[0]}."
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def image_size_settings(name: str, size: tuple[int, int]) -> dict[str, Any]:

@@ -257,7 +257,9 @@ def test_weights_of_elsewhere_are_not_needed_to_go_on(tmp_path: Path) -> None:
     weights.write_bytes((begun / "model.safetensors").read_bytes())
     path = run(tmp_path, weights=str(weights), epochs=1)
     weights.unlink()
+    before = (path / "predictions.csv").read_bytes()
     train(None, path, accelerator="cpu", progress=False, cache_dir=tmp_path / "cache")
+    assert (path / "predictions.csv").read_bytes() == before
 
 
 def test_a_folder_with_a_run_is_left_alone(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from cclnet.deploy.description import Description
 from cclnet.deploy.shipped import Shipped
-from cclnet.errors import InputError
+from cclnet.errors import InputError, first_line
 
 
 def onnx_program(shipped: Shipped, description: Description) -> bytes:
@@ -83,7 +83,4 @@ def _named_failure(description: Description, kind: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
-        reason = str(error).strip().splitlines()
-        raise InputError(
-            f"{description.backbone} cannot be exported to {kind}: {reason[0] if reason else type(error).__name__}"
-        ) from error
+        raise InputError(f"{description.backbone} cannot be exported to {kind}: {first_line(error)}.") from error

@@ -151,15 +151,15 @@ def p_text(p: float | None) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3g}"
 
 
-def signed_text(value: float | None) -> str:
+def signed_text(value: float | None, digits: int = 2) -> str:
     """A number around zero.
 
-    >>> signed_text(-0.314), signed_text(2.0), signed_text(-0.001)
-    ('−0.31', '+2.00', '0.00')
+    >>> signed_text(-0.314), signed_text(2.0), signed_text(-0.001), signed_text(-0.001, 3)
+    ('−0.31', '+2.00', '0.00', '−0.001')
     """
     if value is None:
         return NONE
-    text = f"{value:+.2f}"
+    text = f"{value:+.{digits}f}"
     return text.replace("-", "−") if float(text) else text[1:]  # nothing has no sign
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cclnet.report.words import NONE
+from cclnet.report.words import NONE, signed_text
 from cclnet.reproduce.experiments import Cell
 from cclnet.reproduce.paper import BACKBONES, LR_CCL, METHODS, SCORES, TABLE2, table1
 from cclnet.reproduce.results import Result
@@ -92,17 +92,6 @@ def number(value: float | None, digits: int = 3) -> str:
     return NONE if value is None else f"{value:.{digits}f}"
 
 
-def signed(value: float | None, digits: int = 3) -> str:
-    """
-    >>> signed(-0.0123), signed(0.0123), signed(-0.0001)
-    ('−0.012', '+0.012', '0.000')
-    """
-    if value is None:
-        return NONE
-    text = f"{value:+.{digits}f}"
-    return text.replace("-", "−") if float(text) else text[1:]  # nothing has no sign
-
-
 def plain_field(mean: Mapping[str, Any] | None, name: str) -> Lines:
     """A score of ours that nothing is held against."""
     return _field(mean, name, None)
@@ -116,9 +105,9 @@ def _field(mean: Mapping[str, Any] | None, name: str, published: float | None) -
     value = number(own["mean"]) + (f" ± {number(own['sd'])}" if own["sd"] is not None else "")
     if published is None:
         return (value, _interval(own["low"], own["high"]))
-    ends = ["" if end is None else signed(end - published) for end in (own["low"], own["high"])]
+    ends = ["" if end is None else signed_text(end - published, 3) for end in (own["low"], own["high"])]
     interval = f" [{', '.join(ends)}]" if all(ends) else ""
-    return (value, *paper, signed(own["mean"] - published) + interval)
+    return (value, *paper, signed_text(own["mean"] - published, 3) + interval)
 
 
 def _interval(low: float | None, high: float | None) -> str:
@@ -167,7 +156,7 @@ def _softness(own: Sequence[Result], published: float) -> Lines:
         return (NOT_RUN, paper)
     mean = sum(r.content["final_softness"] for r in own) / len(own)
     lowest = sum(min(r.content["softness"]) for r in own) / len(own)
-    return (number(mean), paper, f"{signed(mean - published)}, lowest {number(lowest)}")
+    return (number(mean), paper, f"{signed_text(mean - published, 3)}, lowest {number(lowest)}")
 
 
 def rivals_grid(results: Sequence[Result], seeds: Seeds) -> Grid:
@@ -211,9 +200,10 @@ def pair_fields(pair: Mapping[str, Any], scores: Sequence[str]) -> tuple[Lines, 
 def _points(test: Mapping[str, Any]) -> Lines:
     if test["difference"] is None:
         return (NONE,)
-    interval = "" if test["low"] is None else f"[{signed(100 * test['low'], 1)}, {signed(100 * test['high'], 1)}]"
+    ends = [signed_text(100 * test[end], 1) for end in ("low", "high") if test[end] is not None]
+    interval = f"[{', '.join(ends)}]" if ends else ""
     p = "" if test["p_holm"] is None else f"p {test['p_holm']:.2g}"
-    return (signed(100 * test["difference"], 1), *filter(None, (interval, p)))
+    return (signed_text(100 * test["difference"], 1), *filter(None, (interval, p)))
 
 
 def tune_grid(results: Sequence[Result]) -> Grid:

@@ -20,7 +20,7 @@ from cclnet.data.loader import Loader
 from cclnet.data.sources import open_data
 from cclnet.data.split import make_split, read_split, write_split
 from cclnet.data.table import ImageTable
-from cclnet.errors import InputError
+from cclnet.errors import InputError, first_line
 from cclnet.methods import check_method_fits
 from cclnet.network import CCLNet, image_size_settings
 from cclnet.training.launch import find_launch
@@ -153,10 +153,8 @@ def _check_size(network: CCLNet, settings: Settings) -> None:
     try:
         network.eval()(torch.zeros(1, 3, settings.augment.crop, settings.augment.crop))
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"backbone {settings.backbone} cannot take images of {settings.augment.crop} px (augment.crop): {reason}"
-        ) from error
+        size = f"{settings.augment.crop} px (augment.crop)"
+        raise InputError(f"backbone {settings.backbone} cannot take images of {size}: {first_line(error)}.") from error
     network.train()
 
 
