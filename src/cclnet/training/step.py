@@ -89,6 +89,9 @@ class TrainStep:
     def _parts(self, images: Tensor, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Images, labels and weights of each part; no two differ by more than one image."""
         count = self.accumulate
+        if count == 1:
+            yield images, batch.labels, batch.weight
+            return
         weights = (None,) * count if batch.weight is None else batch.weight.tensor_split(count)
         yield from zip(images.tensor_split(count), batch.labels.tensor_split(count), weights, strict=True)
 
