@@ -1,5 +1,6 @@
 """What is done beside the compiling leaves no trace."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -58,3 +59,19 @@ def test_the_compiler_leaves_cores_to_the_thread_that_waits_for_it(
         compiled.compiled(None)
         compiled.compiled(None)
     assert at_the_start == [workers, workers]
+
+
+def test_no_garbage_is_collected_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected = []
+    monkeypatch.setattr(gc, "collect", lambda generation=2: collected.append(generation))
+
+    def squares(values: torch.Tensor) -> torch.Tensor:
+        return values * values
+
+    with compiled._no_garbage_collection():
+        torch.compile(squares, backend="eager")(torch.ones(2))
+        assert not collected and not gc.isenabled()
+    torch._dynamo.reset()
+    del collected[:]  # a reset may collect
+    torch.compile(squares, backend="eager")(torch.ones(3))
+    assert collected and gc.isenabled()  # torch does it by itself

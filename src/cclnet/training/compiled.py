@@ -7,10 +7,11 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch._dynamo.config
 import torch._inductor.config
 
 from cclnet.data.parallel import available_cores
@@ -102,11 +103,14 @@ def rehearse(
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A compiler makes millions of objects that stay: looking through them again and again takes seconds."""
+    """A compiler makes millions of objects that stay: looking through them again and again takes seconds, and so does
+    the once that torch asks for after each piece of work, where it has that setting."""
     was_on = gc.isenabled()
     gc.disable()
+    asks_itself = hasattr(torch._dynamo.config, "run_gc_after_compile")
     try:
-        yield
+        with torch._dynamo.config.patch(run_gc_after_compile=False) if asks_itself else nullcontext():
+            yield
     finally:
         if was_on:
             gc.enable()
