@@ -36,9 +36,9 @@ RESULTS = Path(__file__).parents[2] / "results" / "isic2018"
 WRONG = {"hard": 12, "lsr-u5": 12, "ccl": 9, "ccl-balanced": 9, "ccl-centroid": 3, "tuned": 3, "yardstick": 30}
 
 
-def made(folder: Path, name: str, seed: int) -> Result:
+def made(folder: Path, name: str, seed: int, backbone: str = "resnet18") -> Result:
     """The result of a row of looks, with soft labels at two epochs where the method learns some."""
-    cell = looks_cell(name, seed=seed)
+    cell = looks_cell(name, backbone, seed)
     learns = cell.method.startswith("ccl")
     run = made_run(folder / "runs", cell, WRONG[name] + seed, softness=[0.5, 0.6] if learns else None)
     if learns:
@@ -120,6 +120,17 @@ def test_tables(results: list[Result], tmp_path: Path) -> None:
     pairs = looks_pairs_grid(results, seeds)
     assert len(pairs.rows) == 9 and column(pairs, "Accuracy", "CCL from centroids − Hard labels")[0] == "+15.0"
     assert uses_grid(results, seeds).rows[0][1] == ("not run",)  # CCL-Net alone is no comparison
+
+
+def test_a_backbone_without_a_yardstick_is_held_against_another_s(tmp_path: Path) -> None:
+    for name in ("ccl", "yardstick"):
+        made(tmp_path, name, 0)
+    made(tmp_path, "ccl", 0, "mobilenetv2_100")
+    structure = structure_grid(read_results(tmp_path / "results"))
+    own, borrowed = structure.rows
+    assert own[0] == ("ResNet-18",) and borrowed[0] == ("MobileNetV2", "yardstick of ResNet-18")
+    assert own[2:] == borrowed[2:]  # the same soft labels, the same yardstick
+    assert "CCL-Net, agreement of backbones: ResNet-18 and MobileNetV2 1.00." in structure.caption
 
 
 def test_tables_before_anything_was_run(tmp_path: Path) -> None:

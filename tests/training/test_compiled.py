@@ -5,11 +5,15 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cclnet import CCLNet
+from cclnet.network import Classifier
 from cclnet.training import compiled
 
 
@@ -20,13 +24,46 @@ def test_the_compiler_s_algebra_is_remembered() -> None:
     assert said.stdout.strip() == "None"
 
 
+SHAPE = (4, 3, 64, 64)
+
+
+def small_network() -> Classifier:
+    return CCLNet("resnet10t", 7, "hard", backbone_settings={"drop_rate": 0.5}).classifier
+
+
+class Convolutions(TorchDispatchMode):
+    """Those that are done, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.convolution.default:
+            self.done.append(f"{args[0].shape} {args[1].shape} {args[3:]}")
+        return function(*args, **(kwargs or {}))
+
+
+def test_what_is_rehearsed_is_what_the_network_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = small_network()
+    asked = compiled.convolutions(network, SHAPE)
+    with Convolutions() as of_network, torch.no_grad():
+        network.features(torch.zeros(SHAPE))
+    # While torch traces, a module that another thread calls is taken for a part of what is traced.
+    monkeypatch.setattr(nn.Module, "__call__", lambda *_, **__: pytest.fail("a module was called"))
+    with Convolutions() as rehearsed:
+        for convolution in asked:
+            compiled._convolve(convolution, torch.device("cpu"))
+    assert rehearsed.done == list(dict.fromkeys(of_network.done)) and len(asked) > 5
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_rehearsal_leaves_no_trace() -> None:
     device = torch.device("cuda")
-    network = CCLNet("resnet10t", 7, "hard", backbone_settings={"drop_rate": 0.5}).to(device)
+    network = small_network().to(device)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     random = torch.cuda.get_rng_state()
-    compiled.rehearse(network.classifier, (4, 3, 64, 64), device, nullcontext)
+    compiled.rehearsal(network, SHAPE, device, nullcontext)()
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(parameter.grad is None for parameter in network.parameters()) and network.training
     assert torch.equal(torch.cuda.get_rng_state(), random)
@@ -34,9 +71,18 @@ def test_a_rehearsal_leaves_no_trace() -> None:
 
 def test_no_rehearsal_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (compiled.ROOM - 1, compiled.ROOM))
-    network = CCLNet(torch.nn.Linear(5, 6), 3, "hard", feature_width=6)
-    monkeypatch.setattr(compiled.copy, "deepcopy", lambda network: pytest.fail("a second network was made"))
-    compiled.rehearse(network.classifier, (2, 5), torch.device("cpu"), nullcontext)
+    monkeypatch.setattr(compiled, "_convolve", lambda *_: pytest.fail("a convolution was done"))
+    compiled.rehearsal(small_network(), SHAPE, torch.device("cpu"), nullcontext)()
+
+
+def test_a_network_that_needs_numbers_is_not_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Branching(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images.flatten(1) if images.sum() > 0 else -images.flatten(1)
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
+    network = CCLNet(Branching(), 3, "hard", feature_width=12)
+    compiled.rehearsal(network.classifier, (2, 3, 2, 2), torch.device("cpu"), nullcontext)()
 
 
 def test_options_are_those_this_torch_knows(monkeypatch: pytest.MonkeyPatch) -> None:

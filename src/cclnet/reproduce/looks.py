@@ -64,20 +64,23 @@ def rows_of_looks(results: Sequence[Result], backbone: str) -> dict[str, list[Re
 
 
 def structure_grid(results: Sequence[Result]) -> Grid:
-    """What the soft labels of each method follow."""
+    """What the soft labels of each method follow. A backbone without a yardstick is held against the first one's that
+    has."""
     rows: list[tuple[Lines, ...]] = []
+    measured = {title: yardsticks(rows_of_looks(results, backbone)) for backbone, title in BACKBONES.items()}
+    lender = next((title for title, own in measured.items() if own), None)
     for backbone, title in BACKBONES.items():
-        found = rows_of_looks(results, backbone)
-        measured = yardsticks(found)
-        for name, own in found.items():
+        against = title if measured[title] else lender
+        named = (title,) if against in (title, None) else (title, f"yardstick of {against}")
+        for name, own in rows_of_looks(results, backbone).items():
             if any(result.content["correlation"] for result in own):
-                rows.append(((title,), (LOOKS[name],), *_structure(own, measured)))
+                rows.append((named, (LOOKS[name],), *_structure(own, measured[against] if against else None)))
     return Grid(
         "What the soft labels follow",
         "Rank correlation of the off-diagonal with the yardstick (what hard labels with weighed classes confuse on "
         "unseen lesions), with the confusions of hard labels whose class frequencies are taken out, and with class "
         "rarity; with the yardstick beyond what both share with rarity (partial); of the diagonal with class size. "
-        f"Mean over seeds, each seed below.{_reliability(results)}",
+        f"Mean over seeds, each seed below.{_reliability(results)}{_between_backbones(results)}",
         ("Backbone", "Labels", "Yardstick", "Reweighed", "Rarity", "Yardstick beyond rarity", "Softness",
          "Softness and size", "Seeds agree", "Held at"),
         tuple(rows) or ((("–",), (NOT_RUN,), *((NONE,),) * 8),),
@@ -99,6 +102,23 @@ def _reliability(results: Sequence[Result]) -> str:
     return words
 
 
+def _between_backbones(results: Sequence[Result]) -> str:
+    """How far the matrices of two backbones agree, each the mean over its seeds."""
+    words = ""
+    for name, label in LOOKS.items():
+        matrices = {
+            title: np.mean([result.content["correlation"] for result in own], axis=0)
+            for backbone, title in BACKBONES.items()
+            if (own := seeds_of(results, looks_cell(name, backbone))) and own[0].content["correlation"]
+        }
+        pairs = [
+            f"{first} and {second} {number(agreement(matrices[first], matrices[second]), 2)}"
+            for first, second in itertools.combinations(matrices, 2)
+        ]
+        words += f" {label}, agreement of backbones: {', '.join(pairs)}." if pairs else ""
+    return words
+
+
 def _structure(own: Sequence[Result], measured: Yardsticks | None) -> list[Lines]:
     matrices = [np.asarray(result.content["correlation"]) for result in own]
     counts = own[0].content["class_counts"]
@@ -109,7 +129,7 @@ def _structure(own: Sequence[Result], measured: Yardsticks | None) -> list[Lines
     return [
         _mean([agreement(m, balanced) for m in matrices] if balanced is not None else []),
         _mean([agreement(m, reweighed) for m in matrices] if reweighed is not None else []),
-        _mean([result.content["rarity_agreement"] for result in own]),
+        _mean([rarity_agreement(m, counts) for m in matrices]),
         _mean([agreement_beside(m, balanced, rarity(counts)) for m in matrices] if balanced is not None else []),
         _mean([result.content["final_softness"] for result in own]),
         _mean(sizes),

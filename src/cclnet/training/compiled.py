@@ -8,11 +8,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo.config
 import torch._inductor.config
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cclnet.data.parallel import available_cores
 from cclnet.network import Classifier
@@ -27,7 +28,7 @@ QUICK_START: dict[str, str | int | bool | Callable[..., Any]] = {
     "loop_ordering_after_fusion": False,
     "size_asserts": False,
 }
-ROOM = 24 * 2**30  # free memory of the device with which a second network beside the first one cannot do harm
+ROOM = 24 * 2**30  # free memory of the device with which convolutions beside those of the training cannot do harm
 
 
 def compiled(work: Any, fullgraph: bool = False) -> Any:
@@ -77,28 +78,71 @@ def recorded(
     return graph
 
 
-def rehearse(
+class Convolution(NamedTuple):
+    """A convolution as a network asks for it: all that cuDNN makes its plan of."""
+
+    images: torch.Size
+    weight: torch.Size
+    settings: tuple[Any, ...]  # of ``torch.convolution``, after its bias
+
+
+def rehearsal(
     network: Classifier,
     shape: tuple[int, ...],
     device: torch.device,
     precision: Callable[[], AbstractContextManager[Any]],
-) -> None:
-    """Run a copy of the network forward and backward once, uncompiled, on images of zeros.
+) -> Callable[[], None]:
+    """What does every convolution of the network once, forward and backward, to be called in a thread.
 
-    cuDNN loads its kernels and plans every convolution when it is first asked to; for many-layered networks that takes
-    as long as half of the compiling, needs no Python, and what is then known is known to the compiled network too.
-    Nothing else is left behind: in evaluation nothing is drawn and no average moves.
+    cuDNN loads its kernels and plans a convolution when it is first asked for it; for many-layered networks that takes
+    as long as a third of the compiling, needs no Python, and what is then known is known to the compiled network too.
+    The thread must call no module: while torch traces, those of every thread count as traced. So the network is asked
+    here, before, and only for shapes; one that cannot run on those alone is not rehearsed.
     """
-    if torch.cuda.mem_get_info(device)[0] < ROOM:
-        return
     try:
-        with torch.cuda.stream(torch.cuda.Stream(device)), precision():
-            rehearsed = copy.deepcopy(network).eval()
-            images = torch.zeros(shape, device=device).to(memory_format=torch.channels_last)
-            rehearsed.logits(rehearsed.features(images)).float().sum().backward()
-            torch.cuda.current_stream(device).synchronize()
-    except torch.OutOfMemoryError:  # it only saves time: the training itself may well fit
-        return
+        asked = convolutions(network, shape)
+    except (NotImplementedError, RuntimeError):
+        asked = []
+
+    def rehearse() -> None:
+        if torch.cuda.mem_get_info(device)[0] < ROOM:
+            return
+        try:
+            with torch.cuda.stream(torch.cuda.Stream(device)), precision():
+                for convolution in asked:
+                    _convolve(convolution, device)
+                torch.cuda.current_stream(device).synchronize()
+        except torch.OutOfMemoryError:  # it only saves time: the training itself may well fit
+            return
+
+    return rehearse
+
+
+def convolutions(network: Classifier, shape: tuple[int, ...]) -> list[Convolution]:
+    """The different ones that a batch of this shape asks for, in their order. Nothing is computed and nothing of the
+    network changes."""
+    found: dict[Convolution, None] = {}
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.ops.aten.convolution.default:
+                images, weight, _, *settings = args
+                as_tuples = (tuple(each) if isinstance(each, list) else each for each in settings)
+                found[Convolution(images.shape, weight.shape, tuple(as_tuples))] = None
+            return function(*args, **(kwargs or {}))
+
+    shapes_alone = copy.deepcopy(network).to("meta").eval()
+    with Noting(), torch.no_grad():
+        shapes_alone.features(torch.empty(shape, device="meta"))
+    return list(found)
+
+
+def _convolve(convolution: Convolution, device: torch.device) -> None:
+    laid_out = torch.channels_last if len(convolution.images) == 4 else torch.contiguous_format
+    images, weight = (
+        torch.zeros(size, device=device).to(memory_format=laid_out).requires_grad_() for size in convolution[:2]
+    )
+    torch.convolution(images, weight, None, *convolution.settings).float().sum().backward()
 
 
 @contextmanager

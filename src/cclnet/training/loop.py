@@ -20,7 +20,7 @@ from cclnet.functional import inverse_of
 from cclnet.network import CCLNet, Classifier
 from cclnet.training.average import WeightAverage
 from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_latest
-from cclnet.training.compiled import compiled, rehearse
+from cclnet.training.compiled import compiled, rehearsal
 from cclnet.training.interrupt import StopRequest
 from cclnet.training.outcome import describe, write_outcome
 from cclnet.training.prepare import (
@@ -142,7 +142,7 @@ class Training:
             settings.accumulate,
             compile=compiling,
             capture=compiling and on_gpu and fabric.world_size == 1,
-            rehearsal=self._rehearse,
+            rehearsal=self._rehearsal,
         )
         self.records: list[dict[str, Any]] = []
         self.epoch = 0  # whole epochs done
@@ -309,12 +309,12 @@ class Training:
         description["target"] = None if target is None else target.double().tolist()
         write_outcome(self.run, self.data, self.network, self.tested, rows, logits, description)
 
-    def _rehearse(self) -> None:
-        """What libraries do when they first see the network, done beside the compiling."""
+    def _rehearsal(self) -> Callable[[], None]:
+        """What libraries do when they first see the network, to be done beside the compiling."""
         size = self.settings.augment.crop
         images = self.loader.batch_size // self.fabric.world_size // self.settings.accumulate
         shape = (images, 3, size, size)
-        rehearse(self.network.classifier, shape, self.fabric.device, self.fabric.autocast)
+        return rehearsal(self.network.classifier, shape, self.fabric.device, self.fabric.autocast)
 
     # ---- keeping -----------------------------------------------------------------------------------------------
 

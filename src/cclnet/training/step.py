@@ -29,7 +29,7 @@ class TrainStep:
         clip: largest gradient norm of a group; 0 for none.
         accumulate: parts of a batch that go through the network one after the other, where it does not fit whole.
         capture: replay as a CUDA graph (one device only).
-        rehearsal: done in a thread while the first batch is compiled and captured.
+        rehearsal: makes what is done in a thread while the first batch is compiled and captured.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class TrainStep:
         accumulate: int,
         compile: bool,
         capture: bool,
-        rehearsal: Callable[[], None] | None = None,
+        rehearsal: Callable[[], Callable[[], None]] | None = None,
     ) -> None:
         self.network = network
         self.optimizer = optimizer
@@ -114,7 +114,7 @@ class TrainStep:
         def work() -> None:
             self._losses = self._gradients(inputs)
 
-        graph = recorded(work, self.optimizer, self.rehearsal)
+        graph = recorded(work, self.optimizer, self.rehearsal and self.rehearsal())
         for buffer, before in buffers:
             buffer.copy_(before)
         torch.cuda.set_rng_state(random_state)
