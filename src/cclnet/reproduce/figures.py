@@ -122,7 +122,8 @@ def _finish(axis: Axes, classes: int, legend: str) -> None:
                   ha="right", va="bottom", fontsize=8, color="dimgrey")  # fmt: skip
     axis.set_xlabel("epoch")
     axis.set_ylabel("softness: mean probability of the own class")
-    axis.legend(title=f"{legend}\n(dot: frozen)", fontsize=8, title_fontsize=8)
+    axis.legend(title=f"{legend}\n(dot: frozen)", fontsize=8, title_fontsize=8, frameon=False,
+                loc="upper left", bbox_to_anchor=(1.0, 1.0))  # beside the curves, none of which it hides  # fmt: skip
     axis.grid(alpha=0.3)
 
 
