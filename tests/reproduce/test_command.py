@@ -36,6 +36,17 @@ def test_all_is_what_the_pages_report_and_the_most_important_comes_first() -> No
     assert [name.split("-")[1] for name in names[:6]] == ["resnet18"] * 6
 
 
+def test_cells_by_name_come_in_the_order_asked_for() -> None:
+    asked = ("paper-mobilenetv2_100-lsr-a?-*", "paper-resnet18-ccl-lr0.00?-seed0", "paper-*-lsr-a1-seed0")
+    assert [cell.name for cell in cells_of(request("all", only=asked))] == [
+        "paper-mobilenetv2_100-lsr-a1-seed0", "paper-mobilenetv2_100-lsr-a5-seed0",
+        "paper-resnet18-ccl-lr0.001-seed0", "paper-resnet18-ccl-lr0.005-seed0",
+        "paper-resnet18-lsr-a1-seed0", "paper-efficientnet_b0-lsr-a1-seed0",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="unknown cell 'paper-resnet18-cll-seed0'; did you mean 'paper-resnet18-ccl-"):
+        cells_of(request("all", only=("*-hard-*", "paper-resnet18-cll-seed0")))
+
+
 def test_shards_share_the_cells() -> None:
     whole = {cell.name for cell in cells_of(request("table1"))}
     shards = [[cell.name for cell in cells_of(request("table1", shard=(i, 4)))] for i in (1, 2, 3, 4)]

@@ -28,6 +28,9 @@ def reproduce(
     split: Annotated[str, typer.Option(help="paper, or lesion: no lesion on both sides.")] = "paper",
     max_minutes: Annotated[float, typer.Option(help="For all of it; what is unfinished goes on next time.")] = 0.0,
     parallel: Annotated[int, typer.Option(help="Cells trained at once, spread over the GPUs.")] = 1,
+    only: Annotated[
+        str, typer.Option(help="Cells by name, in this order: 'paper-resnet18-*,*-ccl-seed1'. Default: all.")
+    ] = "",
     shard: Annotated[str, typer.Option(help="i/n: the i-th of n machines that share the cells.")] = "1/1",
     smoke: Annotated[bool, typer.Option("--smoke", help="Everything, tiny, on drawn images.")] = False,
     tables_only: Annotated[bool, typer.Option("--tables-only", help="Run nothing: tables from the results.")] = False,
@@ -59,6 +62,7 @@ def reproduce(
             split=split,
             max_minutes=max_minutes,
             parallel=parallel,
+            only=parse_list(only),
             shard=command.parse_shard(shard),
             smoke=smoke,
             recipes=recipes or command.RECIPES,

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rich.console import Console
@@ -35,6 +36,7 @@ class Request:
         seeds, backbones, methods, split: which cells of the tables.
         max_minutes: for all of it; 0 for no limit.
         parallel: cells trained at once.
+        only: names of cells, with * and ? for any, in the order in which they are to run; () for all of them.
         shard: (i, n): every n-th cell beginning with the i-th, to spread the cells over n machines.
     """
 
@@ -48,6 +50,7 @@ class Request:
     split: str = "paper"
     max_minutes: float = 0.0
     parallel: int = 1
+    only: tuple[str, ...] = ()
     shard: tuple[int, int] = (1, 1)
     smoke: bool = False
     recipes: Path = RECIPES
@@ -93,8 +96,19 @@ def cells_of(request: Request) -> list[Cell]:
             chosen += make[name](seeds)
         else:
             chosen += {"table2": experiments.table2, "figures": experiments.figures}[name](seeds, split)
+    chosen = _named(unique(chosen), request.only) if request.only else unique(chosen)
     first, count = request.shard
-    return unique(chosen)[first - 1 :: count]
+    return chosen[first - 1 :: count]
+
+
+def _named(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+    named: list[Cell] = []
+    for pattern in patterns:
+        fitting = [cell for cell in cells if fnmatchcase(cell.name, pattern)]
+        if not fitting:
+            raise unknown("cell", pattern, [cell.name for cell in cells])
+        named += fitting
+    return unique(named)
 
 
 def everything() -> list[Cell]:
@@ -117,6 +131,7 @@ def reproduce(request: Request, console: Console | None = None) -> Outcome:
     console = console or Console()
     began = time.time()
     asked = {"what": request.what, "split": request.split, "seeds": request.seeds, "parallel": request.parallel}
+    asked |= {"only": request.only} if request.only else {}
     log = Log(request.results, began, asked)
     cells = cells_of(request)
     recipes, data = read_recipes(request.recipes), _prepared(request, cells)
