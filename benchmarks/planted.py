@@ -6,8 +6,9 @@ writes results/planted.json, .md and .png, on two CPU cores in under half an hou
 
 For balanced classes and the imbalance of ISIC 2018, with little and with much overlap between classes, and three seeds:
 after every epoch the rank correlation of the learned matrix with the planted similarity and with class rarity, the
-softness, and when the soft labels were held for good. Each finished run is kept in ``--runs``, so that the command goes
-on where it was stopped; a run that was made with other settings is made anew.
+softness, and when the soft labels were held for good; at the end that of what the network confuses on unseen images.
+Each finished run is kept in ``--runs``, so that the command goes on where it was stopped; a run that was made with
+other settings is made anew.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import numpy as np
 import torch
 
 from cclnet.data.synthetic import SyntheticSettings, planted_similarity
-from cclnet.evaluation.correlation import agreement, rarity_agreement
+from cclnet.evaluation.correlation import agreement, mean_confusion, rarity_agreement
+from cclnet.evaluation.runs import open_run
 from cclnet.files import write_whole
 from cclnet.report.picture import save_picture
 from cclnet.reproduce.pages import fill_markers
@@ -38,7 +40,7 @@ METHODS = ("ccl", "ccl-balanced", "ccl-centroid")
 SETS = [(balance, overlap) for balance in ("balanced", "isic2018") for overlap in ("little", "much")]
 TITLES = {
     "softest": "at the softest epoch", "held": "when held", "best": "at its best epoch", "last": "at the end",
-    "rarity": "with rarity", "accuracy": "accuracy", "softness": "softness",
+    "rarity": "with rarity", "confused": "confusions on unseen images", "accuracy": "accuracy", "softness": "softness",
 }  # fmt: skip
 
 
@@ -69,11 +71,12 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
         job.get("changes", {}),
     )
     truth = planted_similarity(7)
+    counts: list[int] = []
     course: list[dict[str, Any]] = []
 
     def look(record: dict[str, Any], network: Any) -> None:
         matrix = network.soft_labels().double().cpu().numpy()
-        counts = network.method.classes.counts
+        counts[:] = network.method.classes.counts
         rarity = rarity_agreement(matrix, counts) if job["balance"] != "balanced" else None
         kept = {name: record[name] for name in ("softness", "frozen", "structure", "val_accuracy") if name in record}
         course.append({"truth": agreement(matrix, truth), "rarity": rarity, **kept})
@@ -81,6 +84,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         train(settings, Path(scratch) / "run", accelerator=job["accelerator"], progress=False, on_epoch=look)
+        said = open_run(Path(scratch) / "run").predictions
         matrix = np.loadtxt(Path(scratch) / "run" / "correlation.csv", delimiter=",", skiprows=1, usecols=range(1, 8))
     held = [epoch for epoch, record in enumerate(course, start=1) if record["frozen"]]
     return {
@@ -89,6 +93,8 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
         "held_epoch": held[0] if held else None,
         "course": course,
         "matrix": matrix.tolist(),
+        # What the network itself confuses, class frequencies taken out: how much of the truth could be seen at all.
+        "confused": agreement(mean_confusion(said.labels, said.probabilities, counts), truth),
     }
 
 
@@ -128,6 +134,7 @@ def moments(run: dict[str, Any]) -> dict[str, float | None]:
         "best": max(record["truth"] for record in course),
         "last": course[-1]["truth"],
         "rarity": course[-1]["rarity"],
+        "confused": run["confused"],
         "accuracy": course[-1]["val_accuracy"],
         "softness": course[-1]["softness"],
     }
@@ -237,7 +244,7 @@ def main() -> None:
         "imbalance": SyntheticSettings(images=given.images, imbalance="isic2018").class_counts().tolist(),
         "runs": [
             {**run["job"], "seconds": run["seconds"], "held_epoch": run["held_epoch"], "matrix": run["matrix"],
-             "course": columns(run["course"])}
+             "confused": run["confused"], "course": columns(run["course"])}
             for run in runs
         ],
     }  # fmt: skip
