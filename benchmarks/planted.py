@@ -199,7 +199,7 @@ def figure(runs: Sequence[dict[str, Any]], path: Path) -> None:
         axes[row, 0].set_ylabel(f"{method}\nrank correlation")
     axes[0, 0].set_ylim(-0.5, 1.0)
     drawing.suptitle("What the matrix follows: looks (blue) or class rarity (red); a line a seed, a dot where held")
-    save_picture(drawing, path, dots=100)
+    save_picture(drawing, path, dots=75)
 
 
 def _curve(axis: Any, run: dict[str, Any], key: str, colour: str) -> None:
