@@ -1,6 +1,6 @@
 """Does a method learn looks or class frequency? Trained end to end on drawn lesions whose similarity is known.
 
-    python benchmarks/planted.py --document docs/method.md
+    python benchmarks/planted.py --document docs/looks.md
 
 writes results/planted.json, .md and .png, on two CPU cores in under half an hour, and the table into the page.
 
