@@ -93,7 +93,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
         "held_epoch": held[0] if held else None,
         "course": course,
         "matrix": matrix.tolist(),
-        # What the network itself confuses, class frequencies taken out: how much of the truth could be seen at all.
+        # For comparison: what the network itself confuses, class frequencies taken out.
         "confused": agreement(mean_confusion(said.labels, said.probabilities, counts), truth),
     }
 

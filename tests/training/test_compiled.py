@@ -70,9 +70,16 @@ def test_a_rehearsal_leaves_no_trace() -> None:
 
 
 def test_no_rehearsal_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (compiled.ROOM - 1, compiled.ROOM))
+    looked: list[torch.device] = []
+
+    def free_and_total(device: torch.device) -> tuple[int, int]:
+        looked.append(device)
+        return compiled.ROOM - 1, compiled.ROOM
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free_and_total)
     monkeypatch.setattr(compiled, "_convolve", lambda *_: pytest.fail("a convolution was done"))
     compiled.rehearsal(small_network(), SHAPE, torch.device("cpu"), nullcontext)()
+    assert looked == [torch.device("cpu")]
 
 
 def test_a_network_that_needs_numbers_is_not_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +87,11 @@ def test_a_network_that_needs_numbers_is_not_rehearsed(monkeypatch: pytest.Monke
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return images.flatten(1) if images.sum() > 0 else -images.flatten(1)
 
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
-    network = CCLNet(Branching(), 3, "hard", feature_width=12)
-    compiled.rehearsal(network.classifier, (2, 3, 2, 2), torch.device("cpu"), nullcontext)()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: pytest.fail("a rehearsal was begun"))
+    network = CCLNet(Branching(), 3, "hard", feature_width=12).classifier
+    with pytest.raises(RuntimeError):
+        compiled.convolutions(network, (2, 3, 2, 2))
+    compiled.rehearsal(network, (2, 3, 2, 2), torch.device("cpu"), nullcontext)()
 
 
 def test_options_are_those_this_torch_knows(monkeypatch: pytest.MonkeyPatch) -> None:

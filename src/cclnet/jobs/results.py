@@ -240,10 +240,19 @@ def _content(
         "classes": judged["classes"],
         "class_counts": model["class_counts"],
         "multilabel": model["multilabel"],
-        "correlation": learned and _rounded(learned["matrix"]),
+        "correlation": learned and [[_six_digits(entry) for entry in row] for row in learned["matrix"]],
         "final_softness": learned and _rounded(learned["softness"]),
         "rarity_agreement": learned and _rounded(learned["rarity_agreement"]),
     }
+
+
+def _six_digits(entry: float) -> float:
+    """Of whatever size: matrices are compared by the ranks of their entries, small ones included.
+
+    >>> _six_digits(0.123456789), _six_digits(1.23456789e-9)
+    (0.123457, 1.23457e-09)
+    """
+    return float(f"{entry:.6g}")
 
 
 def _rounded(value: Any) -> Any:

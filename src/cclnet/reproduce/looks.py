@@ -80,7 +80,8 @@ def structure_grid(results: Sequence[Result]) -> Grid:
         "Rank correlation of the off-diagonal with the yardstick (what hard labels with weighed classes confuse on "
         "unseen lesions), with the confusions of hard labels whose class frequencies are taken out, and with class "
         "rarity; with the yardstick beyond what both share with rarity (partial); of the diagonal with class size. "
-        f"Mean over seeds, each seed below.{_reliability(results)}{_between_backbones(results)}",
+        "Rarity is from all digits of a matrix, the others are from the digits that were kept, where small entries can "
+        f"be equal. Mean over seeds, each seed below.{_reliability(results)}{_between_backbones(results)}",
         ("Backbone", "Labels", "Yardstick", "Reweighed", "Rarity", "Yardstick beyond rarity", "Softness",
          "Softness and size", "Seeds agree", "Held at"),
         tuple(rows) or ((("–",), (NOT_RUN,), *((NONE,),) * 8),),
@@ -129,7 +130,7 @@ def _structure(own: Sequence[Result], measured: Yardsticks | None) -> list[Lines
     return [
         _mean([agreement(m, balanced) for m in matrices] if balanced is not None else []),
         _mean([agreement(m, reweighed) for m in matrices] if reweighed is not None else []),
-        _mean([rarity_agreement(m, counts) for m in matrices]),
+        _mean([result.content["rarity_agreement"] for result in own]),
         _mean([agreement_beside(m, balanced, rarity(counts)) for m in matrices] if balanced is not None else []),
         _mean([result.content["final_softness"] for result in own]),
         _mean(sizes),

@@ -105,7 +105,7 @@ def rehearsal(
         asked = []
 
     def rehearse() -> None:
-        if torch.cuda.mem_get_info(device)[0] < ROOM:
+        if not asked or torch.cuda.mem_get_info(device)[0] < ROOM:
             return
         try:
             with torch.cuda.stream(torch.cuda.Stream(device)), precision():
