@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +312,11 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(InputError, match="holds no state dict"):
         run(tmp_path, "d", weights=str(tmp_path / "list.pt"))
+
+
+def test_lightning_keeps_its_advice_to_itself() -> None:
+    """Also once its other half has been imported, whose logger Fabric then speaks through."""
+    make = "import lightning.pytorch; make_fabric(make_settings({'data': 'x', 'precision': 'bf16'}, {}))"
+    imports = "from cclnet.training.prepare import make_fabric; from cclnet.training.settings import make_settings"
+    said = subprocess.run([sys.executable, "-c", f"{imports}; {make}"], capture_output=True, text=True, check=True)
+    assert said.stdout + said.stderr == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,7 +13,6 @@ from cclnet.cli import cards, comparing, deploying, judging, looking, reproducin
 from cclnet.errors import InputError
 
 app = typer.Typer(
-    help="CCL-Net: train medical image classifiers with soft labels learned from the images.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -33,6 +33,23 @@ app.command()(cards.methods)
 app.add_typer(data_app, name="data")
 data_app.command("show")(looking.data_show)
 data_app.command("audit")(looking.data_audit)
+
+
+def _say_versions(asked: bool) -> None:
+    if asked:
+        from cclnet.training.run_folder import versions
+
+        typer.echo(", ".join(f"{name} {number}" for name, number in versions().items()))
+        raise typer.Exit
+
+
+@app.callback()
+def every_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_versions, is_eager=True, help="Versions that matter, and exit.")
+    ] = False,
+) -> None:
+    """CCL-Net: train medical image classifiers with soft labels learned from the images."""
 
 
 def main() -> None:

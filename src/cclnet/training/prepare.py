@@ -57,7 +57,8 @@ def make_fabric(settings: Settings, devices: int | None = None, accelerator: str
 def _without_chatter() -> None:
     """Lightning's and the compiler's advice on speed does not apply here and hides what does: matrix products in
     training run in bf16, and testing is in full float32 on purpose."""
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for part in ("fabric", "pytorch"):  # Fabric speaks through the second's logger where that has been imported
+        logging.getLogger(f"lightning.{part}").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
 
