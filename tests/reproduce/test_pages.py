@@ -59,7 +59,7 @@ def test_figures_are_small_pictures(written: Path) -> None:
 def test_without_results_there_are_tables_but_no_figures(tmp_path: Path) -> None:
     write_all(tmp_path)
     assert "No cell has been run yet." in (tmp_path / "table1.html").read_text()
-    assert not (tmp_path / "figures").exists() and not (tmp_path / "comparisons.json").exists()
+    assert not (tmp_path / "figures").exists() and not (tmp_path / "comparisons.json.bz2").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """What several seeds say together: means with intervals, and the paired comparison of methods, from results alone.
 
-Both come from ``cclnet.evaluation.compare`` and take seconds each, so they are kept in ``comparisons.json`` beside
+Both come from ``cclnet.evaluation.compare`` and take seconds each, so they are kept in ``comparisons.json.bz2`` beside
 the results, each with the fingerprints of the predictions it was made from; it is made anew when these change.
 """
 
 from __future__ import annotations
 
+import bz2
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +29,10 @@ class Seeds:
     """Statistics over the seeds of results in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "comparisons.json"
+        self.path = folder / "comparisons.json.bz2"
         self.kept: dict[str, Any] = {}
         if self.path.exists():
-            self.kept = json.loads(self.path.read_text(encoding="utf-8"))
+            self.kept = json.loads(bz2.decompress(self.path.read_bytes()))
         self._used: dict[str, Any] = {}
 
     def mean(self, results: Sequence[Result]) -> dict[str, dict[str, Any]]:
@@ -73,7 +74,7 @@ class Seeds:
         """Keep what was used."""
         if self._used:
             text = json.dumps(dict(sorted(self._used.items())), allow_nan=False)
-            write_whole(self.path, text + "\n")
+            write_whole(self.path, bz2.compress(text.encode()))
 
     def _once(self, key: str, results: Sequence[Result], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         made_from = {"rules": str(RULES)} | {result.path.stem: _fingerprint(result.predictions) for result in results}
