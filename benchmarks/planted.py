@@ -36,7 +36,7 @@ from cclnet.training.loop import train
 from cclnet.training.run_folder import versions
 from cclnet.training.settings import make_settings
 
-METHODS = ("ccl", "ccl-balanced", "ccl-centroid")
+METHODS = ("ccl", "ccl-balanced", "ccl-centroid", "ccl-confusion")
 SETS = [(balance, overlap) for balance in ("balanced", "isic2018") for overlap in ("little", "much")]
 TITLES = {
     "softest": "at the softest epoch", "held": "when held", "best": "at its best epoch", "last": "at the end",
@@ -154,6 +154,10 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def whole(run: dict[str, Any]) -> dict[str, Any]:
+    return {"matrix": run["matrix"], "confused": run["confused"], "course": columns(run["course"])}
+
+
 def columns(course: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     """The course as one list a quantity, which is what a reader plots and a third of the bytes.
 
@@ -224,10 +228,11 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2, help="runs at once, each on one core")
     parser.add_argument("--runs", type=Path, default=Path("runs/planted"), help="where finished runs are kept")
     parser.add_argument("--out", type=Path, default=Path("results/planted"))
+    parser.add_argument("--brief", action="store_true", help="keep what the table says of each run, not its course")
     parser.add_argument("--document", type=Path, help="also put the table between the markers of this page")
     given = parser.parse_args()
     shared = {key: value for key, value in vars(given).items()
-              if key not in ("methods", "seeds", "at_once", "runs", "out", "document")}  # fmt: skip
+              if key not in ("methods", "seeds", "at_once", "runs", "out", "brief", "document")}  # fmt: skip
     jobs = [
         {"method": method, "balance": balance, "overlap": overlap, "seed": seed, **shared}
         for seed in given.seeds for balance, overlap in SETS for method in given.methods
@@ -243,8 +248,8 @@ def main() -> None:
         "similarity": planted_similarity(7).round(5).tolist(),
         "imbalance": SyntheticSettings(images=given.images, imbalance="isic2018").class_counts().tolist(),
         "runs": [
-            {**run["job"], "seconds": run["seconds"], "held_epoch": run["held_epoch"], "matrix": run["matrix"],
-             "confused": run["confused"], "course": columns(run["course"])}
+            {**{key: run["job"][key] for key in ("method", "balance", "overlap", "seed")}, "seconds": run["seconds"],
+             "held_epoch": run["held_epoch"], **(moments(run) if given.brief else whole(run))}
             for run in runs
         ],
     }  # fmt: skip

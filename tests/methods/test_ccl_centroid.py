@@ -30,8 +30,11 @@ K, WIDTH = 4, 6
 OFF = ~torch.eye(K, dtype=torch.bool)
 
 
-def fresh(**chosen: object) -> CCLCentroid:
-    method = build_method("ccl-centroid", Classes(K, WIDTH), chosen)
+BOTH = pytest.mark.parametrize("name", ["ccl-centroid", "ccl-confusion"])  # what the second inherits, and adds to
+
+
+def fresh(name: str = "ccl-centroid", **chosen: object) -> CCLCentroid:
+    method = build_method(name, Classes(K, WIDTH), chosen)
     assert isinstance(method, CCLCentroid)
     return method
 
@@ -205,11 +208,13 @@ def test_a_class_not_yet_seen_has_a_smoothed_row() -> None:
     assert float(method.soft_labels()[3, :3].std()) > 1e-3
 
 
+@BOTH
 @pytest.mark.parametrize("features", [torch.zeros(8, WIDTH), torch.ones(8, WIDTH)])
-def test_features_that_know_nothing_give_smoothed_labels(features: torch.Tensor) -> None:
-    method = fresh(softness=0.7)
-    method(features, torch.zeros(8, K), torch.arange(8) % K)
-    method.end_epoch()
+def test_features_that_know_nothing_give_smoothed_labels(features: torch.Tensor, name: str) -> None:
+    method = fresh(name, softness=0.7)
+    for _ in range(3):
+        method(features, torch.zeros(8, K), torch.arange(8) % K)
+        method.end_epoch()
     expected = torch.full((K, K), 0.1, dtype=torch.float64).masked_fill(~OFF, 0.7)
     torch.testing.assert_close(method.soft_labels(), expected)
 
@@ -272,31 +277,37 @@ def test_mixed_images_count_for_each_class_by_its_share() -> None:
     torch.testing.assert_close(moments[:K, -1], shares.double().sum(dim=0))
 
 
-def test_only_training_counts_and_sample_weights_do_not() -> None:
-    method, weighed = fresh(), fresh()
+@BOTH
+def test_only_training_counts_and_sample_weights_do_not(name: str) -> None:
+    method, weighed = fresh(name), fresh(name)
     features, logits, labels = batch()
-    method(features, logits, labels)
-    weighed(features, logits, labels, torch.rand(40))
-    method.eval()(-features, logits, labels)
-    assert torch.equal(method.moments, weighed.moments)
+    for _ in range(2):
+        method.train()(features, logits, labels)
+        weighed(features, logits, labels, torch.rand(40))
+        method.eval()(-features, logits, labels)
+        method.end_epoch(), weighed.end_epoch()
+    assert float(method.soft_labels()[OFF].std()) > 1e-4
+    assert torch.equal(method.soft_labels(), weighed.soft_labels())
 
 
-def test_a_run_resumed_in_mid_epoch_is_the_same_run(tmp_path: Path) -> None:
-    straight, resumed = fresh(), fresh()
+@BOTH
+def test_a_run_resumed_in_mid_epoch_is_the_same_run(tmp_path: Path, name: str) -> None:
+    straight, resumed = fresh(name), fresh(name)
     for epoch in range(3):
         for half in range(2):
             straight(*batch(seed=2 * epoch + half))
             resumed(*batch(seed=2 * epoch + half))
             torch.save(resumed.state_dict(), tmp_path / "state.pt")
-            resumed = fresh()
+            resumed = fresh(name)
             resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
             assert torch.equal(straight.soft_labels(), resumed.soft_labels())
         assert straight.end_epoch() == resumed.end_epoch()
     assert torch.equal(straight.soft_labels(), resumed.soft_labels())
 
 
-def test_compiles_as_one_graph() -> None:
-    plain, compiled = fresh(), fresh()
+@BOTH
+def test_compiles_as_one_graph(name: str) -> None:
+    plain, compiled = fresh(name), fresh(name)
     step = torch.compile(compiled, fullgraph=True, backend="aot_eager")
     for epoch in range(2):
         for seed in (2 * epoch, 2 * epoch + 1):
@@ -313,47 +324,53 @@ def test_autocast_does_not_reach_the_moments() -> None:
     assert torch.equal(half, batch_moments(features, labels, K))
 
 
-def small_network() -> CCLNet:
+def small_network(name: str) -> CCLNet:
     torch.manual_seed(3)
-    network = CCLNet(torch.nn.Linear(5, WIDTH), K, "ccl-centroid", feature_width=WIDTH)
+    network = CCLNet(torch.nn.Linear(5, WIDTH), K, name, feature_width=WIDTH)
     return network.double()
 
 
 def images_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(step)
-    return torch.randn(8, 5, dtype=torch.float64, generator=generator), torch.arange(8) % K
+    labels = torch.arange(8) % K
+    return torch.randn(8, 5, dtype=torch.float64, generator=generator) + 3.0 * torch.eye(K, 5)[labels], labels
 
 
-def one_of_two_processes(rank: int, folder: str) -> None:
+def one_of_two_processes(rank: int, folder: str, name: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    network = small_network()
+    network = small_network(name)
     wrapped = DistributedDataParallel(network)  # with its default, which overwrites buffers at every step
-    for step in range(4):
+    for step in range(8):
         images, labels = images_of(step)
         mine = slice(4 * rank, 4 * rank + 4)
         wrapped(images[mine], labels[mine]).total.backward()
-    moments = network.method.moments.clone()
-    network.method.end_epoch()
+        if step % 4 == 3:
+            moments = network.method.moments.clone()
+            network.method.end_epoch()
     torch.save({"moments": moments, "table": network.soft_labels()}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
-def test_two_processes_have_the_labels_of_one(tmp_path: Path) -> None:
-    mp.spawn(one_of_two_processes, (str(tmp_path),), nprocs=2)
-    network = small_network()
-    for step in range(4):
+@BOTH
+def test_two_processes_have_the_labels_of_one(tmp_path: Path, name: str) -> None:
+    mp.spawn(one_of_two_processes, (str(tmp_path), name), nprocs=2)
+    network = small_network(name)
+    for step in range(8):
         network(*images_of(step))
-    alone = network.method.moments.clone()
-    network.method.end_epoch()
+        if step % 4 == 3:
+            alone = network.method.moments.clone()
+            network.method.end_epoch()
+    assert float(network.soft_labels()[OFF].std()) > 1e-4
     for rank in range(2):
         saved = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         torch.testing.assert_close(saved["moments"], alone)
         torch.testing.assert_close(saved["table"], network.soft_labels())
 
 
-def test_nothing_of_it_is_shipped() -> None:
-    network, hard = small_network(), CCLNet(torch.nn.Linear(5, WIDTH), K, "hard", feature_width=WIDTH)
+@BOTH
+def test_nothing_of_it_is_shipped(name: str) -> None:
+    network, hard = small_network(name), CCLNet(torch.nn.Linear(5, WIDTH), K, "hard", feature_width=WIDTH)
     assert set(network.export_state()) == set(hard.export_state())
     assert len(network.param_groups()) == 1
 
@@ -396,12 +413,13 @@ def test_drawing_rare_classes_often_does_not_hide_chance(balanced: bool) -> None
     assert left < 0.25 * taken
 
 
-def test_digits_are_kept_where_the_network_is_cast_down() -> None:
-    features, logits, labels = batch()
-    plain, cast = (build_method("ccl-centroid", Classes(K, features.shape[1]), {}) for _ in range(2))
+@BOTH
+def test_digits_are_kept_where_the_network_is_cast_down(name: str) -> None:
+    plain, cast = fresh(name), fresh(name)
     cast.to(torch.bfloat16)
     for method in (plain, cast):
-        method(features, logits, labels)
-        method.end_epoch()
+        for _ in range(2):
+            method(*batch())
+            method.end_epoch()
     assert cast.moments.dtype == cast.table.dtype == torch.float64
     torch.testing.assert_close(cast.soft_labels(), plain.soft_labels())

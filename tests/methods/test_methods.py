@@ -39,7 +39,8 @@ def test_protocol(name: str) -> None:
     ("name", "settings"),
     [
         ("hard", {}), ("lsr-a5", {}), ("ccl", {}), ("ccl", {"kl_weight": 3.0}), ("ccl-balanced", {"kl_weight": 0.5}),
-        ("ccl-centroid", {"kl_weight": 2.0}), ("ols", {"alpha": 0.3}), ("tf-kd", {"alpha": 0.4}), ("ordinal", {}),
+        ("ccl-centroid", {"kl_weight": 2.0}), ("ccl-confusion", {}), ("ols", {"alpha": 0.3}), ("tf-kd", {"alpha": 0.4}),
+        ("ordinal", {}),
     ],
 )  # fmt: skip
 def test_the_target_is_what_the_network_is_trained_towards(name: str, settings: dict) -> None:

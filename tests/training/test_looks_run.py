@@ -33,11 +33,12 @@ def stop(record: dict[str, Any], _: object) -> None:
 
 
 def run(folder: Path, method: str, **more: Any) -> Path:
-    settings = make_settings(TINY, {"method": method}, {} if method in ("ccl-centroid", "hard") else WIDTHS)
+    without_head = method in ("ccl-centroid", "ccl-confusion", "hard")
+    settings = make_settings(TINY, {"method": method}, {} if without_head else WIDTHS)
     return train(settings, folder, accelerator="cpu", progress=False, **more)
 
 
-@pytest.mark.parametrize("method", ["ccl-centroid", "ccl-balanced"])
+@pytest.mark.parametrize("method", ["ccl-centroid", "ccl-confusion", "ccl-balanced"])
 def test_stopped_and_resumed_it_is_the_same_run(tmp_path: Path, method: str) -> None:
     whole = run(tmp_path / "whole", method)
     with pytest.raises(Stop):

@@ -14,6 +14,7 @@ from cclnet.methods.bce import BinaryCrossEntropy
 from cclnet.methods.ccl import CCL
 from cclnet.methods.ccl_balanced import CCLBalanced
 from cclnet.methods.ccl_centroid import CCLCentroid
+from cclnet.methods.ccl_confusion import CCLConfusion
 from cclnet.methods.ccl_multilabel import CCLMultilabel
 from cclnet.methods.confidence_penalty import ConfidencePenalty
 from cclnet.methods.focal import Focal
@@ -42,6 +43,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "ccl": CCL,
     "ccl-balanced": CCLBalanced,
     "ccl-centroid": CCLCentroid,
+    "ccl-confusion": CCLConfusion,
     "hard": Hard,
     "lsr": LSR,
     # The four rows of the paper's Table 1; .5228 is where CCL on seven classes collapses to.

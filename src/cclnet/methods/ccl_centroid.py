@@ -77,14 +77,17 @@ class CCLCentroid(Method):
     @torch.no_grad()
     def remember(self, features: Tensor, labels: Tensor) -> None:
         """Add a batch to the moments of the epoch. Sample weights do not count here."""
-        moments = batch_moments(features, labels, self.classes.num_classes)
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(moments)
-        self.moments.add_(moments)
+        self.moments.add_(summed(batch_moments(features, labels, self.classes.num_classes)))
 
     def places(self) -> Places:
         """Where the classes lie among the features of the epoch."""
         return class_means(self.moments, self.classes.num_classes, self.classes.counts)
+
+    def distances(self) -> Distances:
+        """How far apart the epoch has the classes."""
+        places = self.places()
+        raw, chance = raw_distances(places, self.whiten, self.centre)
+        return Distances(at_mean_one(raw, places.known), places.known, raw.sum() > chance.sum())
 
     @property
     def hard_share(self) -> float:
@@ -97,13 +100,10 @@ class CCLCentroid(Method):
     @torch.no_grad()
     def end_epoch(self) -> dict[str, float]:
         """Take the epoch's distances into the running mean, solve the soft labels of it, begin again."""
-        places = self.places()
-        raw, chance = raw_distances(places, self.whiten, self.centre)
-        distance, known = _at_mean_one(raw, places.known), places.known
+        distance, known, told_apart = self.distances()
         self.moments.zero_()
         structure = _structure(distance, known)
         # Distances that are mostly chance are very unequal, and that is no structure that could be lost.
-        told_apart = raw.sum() > chance.sum()
         self.most_structure.copy_(torch.maximum(structure * told_apart, self.most_structure))
         # Features that have collapsed hold all classes equally far apart: what was known before is then held.
         self.frozen_flag.logical_or_(known.any() & (structure < self.hold * self.most_structure))
@@ -136,23 +136,51 @@ def _check_settings(size: int, softness: float, memory: float, hold: float) -> N
         )
 
 
+def summed(share: Tensor) -> Tensor:
+    """A batch's share of something, over all processes."""
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(share)
+    return share
+
+
+def rooted(features: Tensor) -> Tensor:
+    """``sign(f) √|f|`` at unit length, [N, F] float64. Pooled features have long tails; after the root a mean and a
+    covariance say what a class looks like, and not where its few strongest images lie.
+
+    >>> rooted(torch.tensor([[9.0, -16.0]]))
+    tensor([[ 0.6000, -0.8000]], dtype=torch.float64)
+    """
+    features = features.double()
+    return F.normalize(features.sign() * features.abs().sqrt(), dim=1)
+
+
 @functional.full_precision
 def batch_moments(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """All that is kept of a batch, as one matrix: ``Σ_i a_i a_iᵀ`` with a_i = (label, rooted feature, 1) of image i.
     [N, F] → [K + F + 1, K + F + 1] float64 (in which no GPU rounds a product to fewer digits). It holds how many
     images each class has, the sums of their features, and the features' second moments.
 
-    A rooted feature is ``sign(f) √|f|`` at unit length. Pooled features have long tails; after the root a mean and a
-    covariance say what a class looks like, and not where its few strongest images lie.
-
     >>> batch_moments(torch.tensor([[9.0, -16.0]]), torch.tensor([1]), num_classes=2)[1, 2:]
     tensor([ 0.6000, -0.8000,  1.0000], dtype=torch.float64)
     """
     own = torch.eye(num_classes, dtype=torch.float64, device=features.device)
-    features = features.double()
-    unit = F.normalize(features.sign() * features.abs().sqrt(), dim=1)
+    unit = rooted(features)
     rows = torch.cat([functional.rows_of(own, labels), unit, torch.ones_like(unit[:, :1])], dim=1)
     return rows.mT @ rows
+
+
+class Distances(NamedTuple):
+    """What an epoch says about how far apart the classes are.
+
+    Attributes:
+        distance: of each pair, with a mean of one, [K, K].
+        known: which of them are known, [K, K].
+        told_apart: whether they are more than chance.
+    """
+
+    distance: Tensor
+    known: Tensor
+    told_apart: Tensor
 
 
 class Places(NamedTuple):
@@ -195,7 +223,7 @@ def class_means(moments: Tensor, num_classes: int, images: Sequence[int] | None 
 
 def class_distances(places: Places, whiten: bool = True, centre: bool = False) -> Tensor:
     """``raw_distances`` divided by their mean, [K, K] float64."""
-    return _at_mean_one(raw_distances(places, whiten, centre)[0], places.known)
+    return at_mean_one(raw_distances(places, whiten, centre)[0], places.known)
 
 
 def raw_distances(places: Places, whiten: bool = True, centre: bool = False) -> tuple[Tensor, Tensor]:
@@ -206,19 +234,13 @@ def raw_distances(places: Places, whiten: bool = True, centre: bool = False) -> 
     separates two classes less. ``centre`` compares directions from the mean of the classes instead of places.
 
     Chance alone puts ``variance · v`` between two centres, with v the spread, and most between rare classes, which it
-    would set apart. Places are corrected for it. Against itself the spread is ``u = trace(A S)``, the directions that A
-    leaves; but A was made of the same images as S and fits it too well, so that ``v = u / (1 − u / freedom)``, as in
-    generalised cross-validation. With ten times as many images as features that is a tenth more, with as many it is
-    tens of times u.
+    would set apart. Places are corrected for it.
     """
-    centres, within, variance, known, freedom = places
+    centres, within, variance, known, _ = places
     spread = within.trace()
     if whiten:
-        round_part = (SHRINKAGE * within.diagonal().mean()).clamp(min=1e-9)
-        factor = torch.linalg.cholesky(within + torch.diag(round_part.expand(len(within))))
+        factor, spread = spread_within(places)
         centres = torch.linalg.solve_triangular(factor, centres.mT, upper=False).mT
-        directions = torch.cholesky_solve(within, factor).trace()
-        spread = directions / (1.0 - directions / freedom).clamp(min=1e-6)
     if centre:
         placed = known.any(dim=1)
         centres = centres - (centres * placed[:, None]).sum(dim=0) / placed.sum().clamp(min=1)
@@ -228,7 +250,22 @@ def raw_distances(places: Places, whiten: bool = True, centre: bool = False) -> 
     return (distance - chance).clamp(min=0.0) * known, chance * known
 
 
-def _at_mean_one(distance: Tensor, known: Tensor) -> Tensor:
+def spread_within(places: Places) -> tuple[Tensor, Tensor]:
+    """The Cholesky factor of the spread within classes, a little rounder than it was seen, and how large the spread is
+    against itself.
+
+    That is ``u = trace(A S)``, the directions that the inverse A leaves; but A was made of the same images as S and
+    fits it too well, so that ``v = u / (1 − u / freedom)``, as in generalised cross-validation. With ten times as many
+    images as features that is a tenth more, with as many it is tens of times u.
+    """
+    within = places.within
+    round_part = (SHRINKAGE * within.diagonal().mean()).clamp(min=1e-9)
+    factor = torch.linalg.cholesky(within + torch.diag(round_part.expand(len(within))))
+    directions = torch.cholesky_solve(within, factor).trace()
+    return factor, directions / (1.0 - directions / places.freedom).clamp(min=1e-6)
+
+
+def at_mean_one(distance: Tensor, known: Tensor) -> Tensor:
     mean = distance.sum() / known.sum().clamp(min=1)
     return distance / torch.where(mean > 0, mean, 1.0)
 

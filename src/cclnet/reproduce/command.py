@@ -122,7 +122,7 @@ def everything() -> list[Cell]:
         *experiments.table1(backbones=others),
         *experiments.table1(seeds, ("resnet18",), compared),
         *experiments.figures(),
-        *looks_cells.looks(backbones=others, rows=("hard", "lsr-u5", "ccl", looks_cells.OURS, "yardstick")),
+        *looks_cells.looks(backbones=others, rows=(*compared, looks_cells.OURS, "ccl-confusion", "yardstick")),
     ]
 
 

@@ -20,6 +20,7 @@ LOOKS = {
     "ccl-balanced": "Balanced CCL",
     OURS: "CCL from centroids",
     "tuned": "CCL from centroids, tuned",
+    "ccl-confusion": "CCL from confusions",
     "yardstick": "Hard labels, classes weighed",
 }
 CANDIDATES: dict[str, dict[str, Any]] = {
