@@ -155,7 +155,8 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def whole(run: dict[str, Any]) -> dict[str, Any]:
-    return {"matrix": run["matrix"], "confused": run["confused"], "course": columns(run["course"])}
+    course = json.loads(json.dumps(columns(run["course"])), parse_float=lambda text: round(float(text), 3))
+    return {"matrix": run["matrix"], "confused": run["confused"], "course": course}
 
 
 def columns(course: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
