@@ -119,7 +119,7 @@ def test_tables(results: list[Result], tmp_path: Path) -> None:
     assert len(scores.rows) == len(LOOKS) and column(scores, "Seeds", "Hard labels") == ("2",)
     assert column(scores, "Accuracy", "CCL from centroids")[0].startswith("0.942")
     pairs = looks_pairs_grid(results, seeds)
-    assert len(pairs.rows) == 9 and column(pairs, "Accuracy", "CCL from centroids − Hard labels")[0] == "+15.0"
+    assert len(pairs.rows) == 12 and column(pairs, "Accuracy", "CCL from centroids − Hard labels")[0] == "+15.0"
     assert uses_grid(results, seeds).rows[0][1] == ("not run",)  # CCL-Net alone is no comparison
 
 
