@@ -24,7 +24,8 @@ from torch import Tensor
 from cclnet.data.sources import open_data
 from cclnet.evaluation.correlation import agreement, mean_confusion, rarity
 from cclnet.files import write_whole
-from cclnet.methods.ccl_centroid import CCLCentroid, class_distances, class_means
+from cclnet.methods.ccl_centroid import CCLCentroid
+from cclnet.methods.class_places import class_distances, class_means
 from cclnet.predictions import Floats, read_predictions
 from cclnet.report.picture import save_picture
 from cclnet.reproduce.command import RECIPES

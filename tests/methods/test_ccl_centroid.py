@@ -16,15 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from cclnet import CCLNet, InputError, build_method, functional
 from cclnet.evaluation.correlation import agreement
 from cclnet.methods import Classes
-from cclnet.methods.ccl_centroid import (
-    SHRINKAGE,
-    CCLCentroid,
-    batch_moments,
-    class_distances,
-    class_means,
-    labels_at_softness,
-    raw_distances,
-)
+from cclnet.methods.ccl_centroid import CCLCentroid, labels_at_softness
+from cclnet.methods.class_places import SHRINKAGE, batch_moments, class_distances, class_means, raw_distances
 
 K, WIDTH = 4, 6
 OFF = ~torch.eye(K, dtype=torch.bool)
@@ -285,6 +278,7 @@ def test_only_training_counts_and_sample_weights_do_not(name: str) -> None:
         method.train()(features, logits, labels)
         weighed(features, logits, labels, torch.rand(40))
         method.eval()(-features, logits, labels)
+        assert torch.equal(method.moments, weighed.moments)
         method.end_epoch(), weighed.end_epoch()
     assert float(method.soft_labels()[OFF].std()) > 1e-4
     assert torch.equal(method.soft_labels(), weighed.soft_labels())

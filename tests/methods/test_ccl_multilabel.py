@@ -16,8 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cclnet import CCLNet, InputError, build_method, functional
 from cclnet.methods import METHODS, Classes, check_method_fits, methods_for
-from cclnet.methods.ccl_centroid import SHRINKAGE, CCLCentroid, batch_moments, class_distances, class_means
+from cclnet.methods.ccl_centroid import CCLCentroid
 from cclnet.methods.ccl_multilabel import CCLMultilabel, class_effects
+from cclnet.methods.class_places import SHRINKAGE, batch_moments, class_distances, class_means
 from cclnet.multilabel import any_of, binary_cross_entropy
 
 K, WIDTH = 4, 6

@@ -8,7 +8,8 @@ from torch import Tensor
 from cclnet import functional
 from cclnet.errors import InputError
 from cclnet.methods.base import Classes
-from cclnet.methods.ccl_centroid import CCLCentroid, Distances, Places, at_mean_one, rooted, spread_within, summed
+from cclnet.methods.ccl_centroid import CCLCentroid, Distances, summed
+from cclnet.methods.class_places import Places, at_mean_one, rooted, spread_within
 
 FLATTENING = 3.0  # of the judge's probabilities, so that far classes are told from farther ones
 LEAST = 1e-300  # a share that is 0 has no logarithm
@@ -53,9 +54,9 @@ class CCLConfusion(CCLCentroid):
         super().remember(features, labels)
         self.mistaken.add_(summed(batch_mistaken(features, labels, self.judge)))
 
-    def distances(self) -> Distances:
+    def distances(self, places: Places) -> Distances:
         """Also makes the judge of the next epoch."""
-        of_means, places = super().distances(), self.places()
+        of_means = super().distances(places)
         seen = places.known.any(dim=1)
         compared = seen & self.judged
         known = (compared[:, None] & compared[None]).fill_diagonal_(False)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from cclnet.head import check_features
 from cclnet.methods.base import Loss
-from cclnet.methods.ccl_centroid import CCLCentroid, Places
+from cclnet.methods.ccl_centroid import CCLCentroid
+from cclnet.methods.class_places import Places
 from cclnet.multilabel import any_of, binary_cross_entropy, binary_kl, marks_of
 
 TELLING = 5  # a difference is known where it is as well as between two classes of so many images each,
