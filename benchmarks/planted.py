@@ -155,6 +155,7 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def whole(run: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a run: its matrix, and its course to the digits that a figure shows."""
     course = json.loads(json.dumps(columns(run["course"])), parse_float=lambda text: round(float(text), 3))
     return {"matrix": run["matrix"], "confused": run["confused"], "course": course}
 
