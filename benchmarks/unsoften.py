@@ -3,15 +3,16 @@
     python benchmarks/unsoften.py --document docs/using.md
 
 judges every kept run that was trained with soft labels twice, on the same images: as its network says, and with its
-target taken out (``cclnet.functional.unsoften``), which needs no further data. Writes results/unsoftened.json and .md,
-and the table into the page. Then it asks how much of the class frequencies in the label it takes to come to the paper's
-rows of LSR-a: what is left of the run with LSR-a5 is mixed with them again by ever more, and scored
-(results/prior_readings.md).
+target taken out (``cclnet.functional.unsoften``), which needs no further data. Writes results/unsoftened.json.bz2 and
+.md, and the table into the page. Then it asks how much of the class frequencies in the label it takes to come to the
+paper's rows of LSR-a: what is left of the run with LSR-a5 is mixed with them again by ever more, and scored
+(results/prior_readings.md). Runs whose predictions are not kept are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import bz2
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -100,11 +101,13 @@ def main() -> None:
     given = parser.parse_args()
     rows = []
     for result in read_results(given.results):
+        if not result.predictions.exists():
+            continue
         run, target = open_run(result.path), target_of(result)
         left = None if target is None else scores(run, target)
         rows.append({"run": result.content["name"], "said": scores(run, None), "unsoftened": left})
         print(table(rows[-1:]).splitlines()[-1], flush=True)
-    write_whole(given.out.with_suffix(".json"), json.dumps(rows, indent=1) + "\n")
+    write_whole(given.out.with_suffix(".json.bz2"), bz2.compress((json.dumps(rows, indent=1) + "\n").encode()))
     write_whole(given.out.with_suffix(".md"), table(rows))
     found = [result for result in read_results(given.results) if result.cell.name == "paper-resnet18-lsr-a5-seed0"]
     if found:

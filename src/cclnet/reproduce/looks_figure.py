@@ -27,7 +27,7 @@ def looks_figure(results: Sequence[Result], backbone: str = "resnet18") -> Figur
     shown = [(name, own) for name, own in shown if own]
     if measured is None or not shown:
         return None
-    figure = Figure(figsize=(3.4 * len(shown) + 0.6, 3.8), layout="constrained")
+    figure = Figure(figsize=(2.8 * len(shown) + 0.6, 3.4), layout="constrained")
     axes = figure.subplots(1, len(shown), sharex=True, sharey=True, squeeze=False)[0]
     own_rarity = rarity_agreement(measured.balanced, shown[0][1][0].content["class_counts"])
     for axis, (name, own) in zip(axes, shown, strict=True):
