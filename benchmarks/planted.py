@@ -14,7 +14,6 @@ other settings is made anew.
 from __future__ import annotations
 
 import argparse
-import bz2
 import json
 import multiprocessing
 import tempfile
@@ -30,7 +29,7 @@ import torch
 from cclnet.data.synthetic import SyntheticSettings, planted_similarity
 from cclnet.evaluation.correlation import agreement, mean_confusion, rarity_agreement
 from cclnet.evaluation.runs import open_run
-from cclnet.files import write_whole
+from cclnet.files import write_json_bz2, write_whole
 from cclnet.report.picture import save_picture
 from cclnet.reproduce.pages import fill_markers
 from cclnet.training.loop import train
@@ -256,7 +255,7 @@ def main() -> None:
             for run in runs
         ],
     }  # fmt: skip
-    write_whole(given.out.with_suffix(".json.bz2"), bz2.compress((json.dumps(content) + "\n").encode()))
+    write_json_bz2(given.out.with_suffix(".json.bz2"), content)
     write_whole(given.out.with_suffix(".md"), table(runs))
     figure(runs, given.out.with_suffix(".png"))
     if given.document:

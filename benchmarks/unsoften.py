@@ -12,8 +12,6 @@ paper's rows of LSR-a: what is left of the run with LSR-a5 is mixed with them ag
 from __future__ import annotations
 
 import argparse
-import bz2
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +25,7 @@ from torch import Tensor
 from cclnet.evaluation.judge import judge
 from cclnet.evaluation.runs import Run, open_run
 from cclnet.evaluation.scores import score
-from cclnet.files import write_whole
+from cclnet.files import write_json_bz2, write_whole
 from cclnet.functional import unsoften
 from cclnet.methods import Classes, build_method
 from cclnet.predictions import write_predictions
@@ -107,7 +105,7 @@ def main() -> None:
         left = None if target is None else scores(run, target)
         rows.append({"run": result.content["name"], "said": scores(run, None), "unsoftened": left})
         print(table(rows[-1:]).splitlines()[-1], flush=True)
-    write_whole(given.out.with_suffix(".json.bz2"), bz2.compress((json.dumps(rows, indent=1) + "\n").encode()))
+    write_json_bz2(given.out.with_suffix(".json.bz2"), rows)
     write_whole(given.out.with_suffix(".md"), table(rows))
     found = [result for result in read_results(given.results) if result.cell.name == "paper-resnet18-lsr-a5-seed0"]
     if found:

@@ -1,14 +1,18 @@
-"""Files are written whole: a reader, or a run that was killed, never meets half a file."""
+"""Files are written whole: a reader, or a run that was killed, never meets half a file. What is read has a limit."""
 
 from __future__ import annotations
 
+import bz2
+import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from cclnet.errors import InputError
+
+MOST_JSON = 64 * 2**20  # bytes that a compressed JSON may unfold to; the largest of ours have a tenth of a million
 
 
 def make_folder(path: str | Path) -> Path:
@@ -45,6 +49,23 @@ def write_whole(path: str | Path, content: bytes | str | Callable[[BinaryIO], ob
     except BaseException:
         _remove(partial)
         raise
+
+
+def write_json_bz2(path: str | Path, content: Any) -> None:
+    """Write what JSON can say, compressed: for files that only programs read."""
+    write_whole(path, bz2.compress((json.dumps(content, allow_nan=False) + "\n").encode()))
+
+
+def read_json_bz2(path: str | Path) -> Any:
+    """What ``write_json_bz2`` wrote. Some hundred bytes can unfold to gigabytes: beyond MOST_JSON they are refused."""
+    try:
+        with bz2.open(path) as file:
+            text = file.read(MOST_JSON + 1)
+        if len(text) > MOST_JSON:
+            raise ValueError(f"it unfolds to more than {MOST_JSON:,} bytes")
+        return json.loads(text)
+    except (OSError, EOFError, ValueError) as error:
+        raise InputError(f"{path} is not JSON compressed with bzip2: {error}. Remove it, or fetch it again.") from error
 
 
 def _remove(path: Path) -> None:

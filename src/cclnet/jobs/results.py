@@ -31,7 +31,6 @@ runs on the same images share. ``NAME.course.json.bz2`` has the soft labels of s
 
 from __future__ import annotations
 
-import bz2
 import dataclasses
 import json
 import os
@@ -48,7 +47,7 @@ import numpy as np
 from cclnet.correlation_file import read_correlation, write_correlation
 from cclnet.errors import InputError
 from cclnet.evaluation.judge import judge
-from cclnet.files import write_whole
+from cclnet.files import read_json_bz2, write_json_bz2, write_whole
 from cclnet.jobs.course import read_course
 from cclnet.jobs.job import Job
 from cclnet.predictions import Floats, Predictions, read_predictions, write_predictions, write_probabilities
@@ -75,7 +74,7 @@ class Result:
     def course(self) -> dict[str, Any] | None:
         """The soft labels of some epochs; None where none were learned."""
         path = course_path(self.path)
-        return json.loads(bz2.decompress(path.read_bytes())) if path.exists() else None
+        return read_json_bz2(path) if path.exists() else None
 
     def value(self, score: str) -> float | None:
         return self.content["scores"][score]["value"]
@@ -118,8 +117,7 @@ def keep_result(job: Job, run: Path, path: Path) -> Result:
     content = _content(job, folder.read_settings(), model, folder.read_metrics(), judged)
     content["image_table"] = image_table.name
     if content["correlation"] and (course := read_course(run)):
-        compressed = bz2.compress(json.dumps(course).encode())
-        write_whole(course_path(path), lambda file: file.write(compressed))
+        write_json_bz2(course_path(path), course)
     text = json.dumps(content, allow_nan=False)
     write_whole(path, text + "\n")
     return Result(path, json.loads(text))

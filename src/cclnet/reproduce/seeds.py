@@ -6,15 +6,13 @@ the results, each with the fingerprints of the predictions it was made from; it 
 
 from __future__ import annotations
 
-import bz2
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cclnet.evaluation.compare import compare
-from cclnet.files import write_whole
+from cclnet.files import read_json_bz2, write_json_bz2
 from cclnet.reproduce.paper import METHODS
 from cclnet.reproduce.results import SCORES, Result
 
@@ -32,7 +30,7 @@ class Seeds:
         self.path = folder / "comparisons.json.bz2"
         self.kept: dict[str, Any] = {}
         if self.path.exists():
-            self.kept = json.loads(bz2.decompress(self.path.read_bytes()))
+            self.kept = read_json_bz2(self.path)
         self._used: dict[str, Any] = {}
 
     def mean(self, results: Sequence[Result]) -> dict[str, dict[str, Any]]:
@@ -73,8 +71,7 @@ class Seeds:
     def write(self) -> None:
         """Keep what was used."""
         if self._used:
-            text = json.dumps(dict(sorted(self._used.items())), allow_nan=False)
-            write_whole(self.path, bz2.compress(text.encode()))
+            write_json_bz2(self.path, dict(sorted(self._used.items())))
 
     def _once(self, key: str, results: Sequence[Result], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         made_from = {"rules": str(RULES)} | {result.path.stem: _fingerprint(result.predictions) for result in results}
