@@ -15,6 +15,7 @@ from cclnet.evaluation.runs import open_run
 from cclnet.jobs.course import note_course, read_course
 from cclnet.methods import build_method
 from cclnet.methods.base import Classes
+from cclnet.report.page import render
 from cclnet.reproduce import looks_cells
 from cclnet.reproduce.experiments import TUNING, read_recipes
 from cclnet.reproduce.looks import (
@@ -132,6 +133,8 @@ def test_a_backbone_without_a_yardstick_is_held_against_another_s(tmp_path: Path
     assert own[0] == ("ResNet-18",) and borrowed[0] == ("MobileNetV2", "yardstick of ResNet-18")
     assert own[2:] == borrowed[2:]  # the same soft labels, the same yardstick
     assert "CCL-Net, agreement of backbones: ResNet-18 and MobileNetV2 1.00." in structure.caption
+    page = render("tables.html", title="Looks", grids=[structure], runs="", pictures=[])
+    assert '<th scope="row">MobileNetV2<span class="ci">yardstick of ResNet-18</span></th>' in page
 
 
 def test_tables_before_anything_was_run(tmp_path: Path) -> None:
