@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.nn.parallel import DistributedDataParallel
 
 from cclnet import CCLNet, InputError, build_method, functional
+from cclnet.errors import NotFinite
 from cclnet.evaluation.correlation import agreement
 from cclnet.methods import Classes
 from cclnet.methods.ccl_centroid import CCLCentroid, labels_at_softness
@@ -116,9 +117,36 @@ def test_images_drawn_again_do_not_make_a_mean_surer() -> None:
     torch.testing.assert_close(often.centres, once.centres)
 
 
-def test_an_epoch_of_noise_is_no_structure_to_be_lost() -> None:
+@BOTH
+def test_a_method_knows_how_many_images_there_are(name: str) -> None:
+    method = build_method(name, Classes(K, WIDTH, (10,) * K), {})
+    assert isinstance(method, CCLCentroid)
+    for _ in range(5):
+        method(*batch())
+    assert method.places().variance[0, 1] == pytest.approx(0.2)
+
+
+@BOTH
+def test_features_that_are_not_finite_are_named_where_no_step_could_look(name: str) -> None:
+    method = fresh(name)
+    features, _, labels = batch()
+    method.remember(features.masked_fill(features > 2.0, torch.nan), labels)
+    with pytest.raises(NotFinite, match="features of this epoch are NaN or infinite"):
+        method.end_epoch()
+
+
+def test_a_class_that_is_less_than_one_image_is_as_sure_as_one() -> None:
+    features, _, labels = batch()
+    shares = F.one_hot(labels, K).double()
+    shares[:, 3] *= 1e-4
+    places = class_means(batch_moments(features, shares, K), K)
+    torch.testing.assert_close(places.variance[:3, 3], torch.full((3,), 0.1 + 1.0, dtype=torch.float64))
+
+
+@BOTH
+def test_an_epoch_of_noise_is_no_structure_to_be_lost(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
-    method = build_method("ccl-centroid", Classes(7, 64), {})
+    method = build_method(name, Classes(7, 64), {})
     labels = torch.arange(7).repeat_interleave(300)
     places = torch.randn(7, 64, generator=generator)
     for epoch in range(4):
@@ -143,9 +171,10 @@ def test_plain_and_centred_distances() -> None:
     torch.testing.assert_close(centred, expected / expected[OFF].mean())
 
 
+@BOTH
 @pytest.mark.parametrize("softness", [0.3, 0.55, 0.8, 0.99])
-def test_softness_is_what_was_asked_for(softness: float) -> None:
-    method = fresh(softness=softness)
+def test_softness_is_what_was_asked_for(softness: float, name: str) -> None:
+    method = fresh(name, softness=softness)
     for epoch in range(3):
         table = method.soft_labels()
         assert float(functional.softness(table)) == pytest.approx(softness, abs=1e-9)
@@ -212,9 +241,10 @@ def test_features_that_know_nothing_give_smoothed_labels(features: torch.Tensor,
     torch.testing.assert_close(method.soft_labels(), expected)
 
 
+@pytest.mark.parametrize(("name", "alone"), [("ccl-centroid", {}), ("ccl-confusion", {"confusions": 0.0})])
 @pytest.mark.parametrize("memory", [0.0, 0.5, 1.0])
-def test_memory_averages_the_distances_of_epochs(memory: float) -> None:
-    method = fresh(memory=memory)
+def test_memory_averages_the_distances_of_epochs(memory: float, name: str, alone: dict) -> None:
+    method = fresh(name, memory=memory, **alone)
     total, weight = torch.zeros(K, K, dtype=torch.float64), 0.0
     for epoch in range(3):
         features, logits, labels = batch(seed=epoch)
@@ -231,8 +261,9 @@ def simplex(noise: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return F.one_hot(labels, WIDTH) + noise * torch.randn(400, WIDTH), torch.zeros(400, K), labels
 
 
-def test_labels_are_held_once_structure_is_lost() -> None:
-    method, never = fresh(hold=0.3), fresh(hold=0.0)
+@BOTH
+def test_labels_are_held_once_structure_is_lost(name: str) -> None:
+    method, never = fresh(name, hold=0.3), fresh(name, hold=0.0)
     for one in (method, never):
         one(*batch())
         assert one.end_epoch()["frozen"] == 0.0
@@ -246,8 +277,9 @@ def test_labels_are_held_once_structure_is_lost() -> None:
     assert torch.equal(method.soft_labels(), before)
 
 
-def test_loss_and_gradients() -> None:
-    method = fresh(kl_weight=0.5)
+@BOTH
+def test_loss_and_gradients(name: str) -> None:
+    method = fresh(name, kl_weight=0.5)
     method(*batch())
     method.end_epoch()
     features, logits, labels = batch(seed=1)

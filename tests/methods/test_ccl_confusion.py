@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from cclnet import InputError, build_method, functional
 from cclnet.methods import Classes
+from cclnet.methods.ccl_centroid import CCLCentroid
 from cclnet.methods.ccl_confusion import FLATTENING, CCLConfusion, batch_mistaken, judge_of, mistaken_distances
 from cclnet.methods.class_places import SHRINKAGE, batch_moments, class_means, rooted
 
@@ -88,23 +89,24 @@ def test_it_sees_how_images_lie_around_the_means() -> None:
     assert method.distance_sum[reaching] < 0.8 * method.distance_sum[not_reaching]
 
 
-@pytest.mark.parametrize("corrected", [True, False])
-def test_rare_classes_are_not_set_apart_by_chance(corrected: bool) -> None:
+@pytest.mark.parametrize(("corrected", "width"), [(True, 40), (False, 40), (True, 200)])
+def test_rare_classes_are_not_set_apart_by_chance(corrected: bool, width: int) -> None:
     """Classes of 800, 800, 10 and 10 images at equal true distances. Half of what tells an image from others of its
     class stays from epoch to epoch, half is new each time. What is added for others makes up for means that miss."""
     labels = torch.tensor([0] * 800 + [1] * 800 + [2] * 10 + [3] * 10)
     total = torch.zeros(K, K, dtype=torch.float64)
     for _ in range(60):
-        lasting = 3.0 * F.one_hot(labels, 40) + 0.5**0.5 * torch.randn(len(labels), 40)
-        before, now = (20.0 + lasting + 0.5**0.5 * torch.randn(len(labels), 40) for _ in range(2))  # roots are straight
+        lasting = 3.0 * F.one_hot(labels, width) + 0.5**0.5 * torch.randn(len(labels), width)
+        before, now = (20.0 + lasting + 0.5**0.5 * torch.randn(len(labels), width) for _ in range(2))  # straight roots
         judge = judge_of(class_means(batch_moments(before, labels, K), K))
         judge[:, -1] *= corrected
         total += mistaken_distances(batch_mistaken(now, labels, judge)) / 60
-    frequent, rare = float(total[0, 1]), float(total[2, 3])
-    if corrected:
+    if not corrected:
+        assert total[2, 3] > 1.15 * total[0, 1]
+    elif width == 40:
         torch.testing.assert_close(total[OFF], total[OFF].mean().expand(int(OFF.sum())), rtol=0.1, atol=0.0)
-    else:
-        assert rare > 1.15 * frequent
+    else:  # too much is made up for: the card says so
+        assert 0.6 < total[2, 3] / total[0, 1] < 0.75
 
 
 def test_a_class_not_yet_seen_is_given_no_image_and_has_a_smoothed_row() -> None:
@@ -137,8 +139,43 @@ def test_mixed_images_count_for_each_class_by_its_share() -> None:
     judge = judge_of(class_means(batch_moments(features, labels, K), K))
     whole = batch_mistaken(features, F.one_hot(labels, K).double(), judge)
     torch.testing.assert_close(whole, batch_mistaken(features, labels, judge))
-    shares = 0.25 * F.one_hot(labels, K) + 0.75 * F.one_hot(labels.roll(1), K)
-    torch.testing.assert_close(batch_mistaken(features, shares.double(), judge).sum(dim=1), shares.double().sum(dim=0))
+    shares = (0.25 * F.one_hot(labels, K) + 0.75 * F.one_hot(labels.flip(0), K)).double()
+    by_hand = torch.zeros(K, K, dtype=torch.float64)
+    for u, own in zip(rooted(features), shares, strict=True):
+        score = judge[:, :-2] @ u + judge[:, -2] + judge[:, -1] * (1.0 - own)
+        by_hand += own[:, None] * torch.softmax(score / FLATTENING, dim=0)
+    torch.testing.assert_close(batch_mistaken(features, shares, judge), by_hand)
+
+
+def trained(features: list[torch.Tensor], labels: torch.Tensor, **chosen: object) -> tuple[CCLConfusion, CCLCentroid]:
+    """After an epoch of each of these features, and ``ccl-centroid`` after the same."""
+    classes = Classes(int(labels.max()) + 1, features[0].shape[1])
+    method, of_means = build_method("ccl-confusion", classes, chosen), build_method("ccl-centroid", classes, chosen)
+    for of_epoch in features:
+        for one in (method, of_means):
+            one(of_epoch, torch.zeros(len(labels), classes.num_classes), labels)
+            one.end_epoch()
+    assert isinstance(method, CCLConfusion) and isinstance(of_means, CCLCentroid)
+    return method, of_means
+
+
+def test_classes_too_far_for_the_judge_are_as_far_as_their_means() -> None:
+    labels = torch.arange(4).repeat_interleave(100)
+    places = 20.0 * torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
+    places[1] = places[0] + 0.2 * torch.randn(64, generator=torch.Generator().manual_seed(2))  # but these two are near
+    method, of_means = trained([places[labels] + torch.randn(400, 64) for _ in range(2)], labels, memory=0.0)
+    assert not bool(method.frozen_flag) and bool(method.judged.all())
+    far, near = of_means.distance_sum.clone(), (0, 1)
+    torch.testing.assert_close(method.distance_sum, far)  # the only pair that is mistaken has the mean of d over itself
+    assert float(far[near]) < 0.1 < float(far[2, 3])
+
+
+def test_with_fewer_images_than_features_there_is_no_judge() -> None:
+    labels = torch.tensor([0] * 40 + [1] * 20 + [2] * 5 + [3] * 3)
+    places = 0.3 * torch.randn(4, 200, generator=torch.Generator().manual_seed(1))
+    method, of_means = trained([20.0 + places[labels] + torch.randn(68, 200) for _ in range(4)], labels)
+    assert not bool(method.judged.any())
+    assert torch.equal(method.soft_labels(), of_means.soft_labels())
 
 
 def test_autocast_does_not_reach_the_judge() -> None:

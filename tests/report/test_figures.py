@@ -6,8 +6,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from fake_run import MakeRun
 
+from cclnet import build_method
+from cclnet.methods import METHODS, Classes, methods_for
 from cclnet.report.figures import Figure, kept_at, loss_terms, reliability, risk_coverage, training_curves
 from cclnet.report.run_files import read_run
 
@@ -91,3 +94,14 @@ def test_epochs_without_a_value_are_passed_over() -> None:
 
 def test_no_record_gives_no_figure() -> None:
     assert training_curves([], 0.5) == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_terms_of_a_loss_are_those_that_it_is_the_sum_of(name: str) -> None:
+    """What a method tells of itself at the end of an epoch is no term."""
+    method = build_method(name, Classes(3, 6, (20, 10, 5)))
+    labels = torch.randint(2, (8, 3)) if name in methods_for(multilabel=True) else torch.arange(8) % 3
+    loss = method(torch.randn(8, 6), torch.randn(8, 3), labels)
+    terms = {term: float(value.detach()) for term, value in loss.terms.items()}
+    record = {"epoch": 1, "loss": sum(terms.values()), **terms, **method.end_epoch()}
+    assert set(loss_terms([record])) in (set(terms), set())

@@ -68,6 +68,7 @@ def test_overrides(assignment: str, name: str, value: object) -> None:
     ("layer", "says"),
     [
         ({"lrr": 1}, "unknown setting 'lrr'; did you mean 'lr'"),
+        ({"method": "ols", "alpha": 1}, "alpha is a setting of method 'ols': give it as method_settings.alpha"),
         ({"augment": {"crp": 1}}, "unknown setting 'augment.crp'; did you mean 'augment.crop'"),
         ({"augment": 3}, "setting augment is a table, got 3"),
         ({"epochs": 1.5}, "setting epochs must be int, got 1.5"),

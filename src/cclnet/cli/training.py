@@ -51,7 +51,7 @@ def train(
     strict: Annotated[bool | None, typer.Option(help="Refuse images without label, labels without image.")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Any other setting, name=value: --set augment.hue=0.1 --set clip=5"),
+        typer.Option("--set", help="Any other setting, name=value: --set clip=5 --set method_settings.softness=.7"),
     ] = None,
     accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     devices: Annotated[int | None, typer.Option(help="Devices to train on. torchrun and SLURM say themselves.")] = None,

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.errors import InputError
+from cclnet.errors import InputError, NotFinite
 from cclnet.head import check_batch
 from cclnet.methods.base import Classes, Loss, Method, check_kl_weight
 from cclnet.methods.class_places import Places, at_mean_one, batch_moments, class_means, raw_distances
@@ -79,12 +79,18 @@ class CCLCentroid(Method):
 
     def places(self) -> Places:
         """Where the classes lie among the features of the epoch."""
+        if not bool(self.moments.isfinite().all()):  # a compiled step cannot look at its features
+            raise NotFinite(
+                "features of this epoch are NaN or infinite. The backbone has diverged or its input is broken: lower "
+                "the learning rate, clip gradients, check the images."
+            )
         return class_means(self.moments, self.classes.num_classes, self.classes.counts)
 
     def distances(self, places: Places) -> Distances:
         """How far apart the epoch has the classes, which lie at ``places``."""
         raw, chance = raw_distances(places, self.whiten, self.centre)
-        return Distances(at_mean_one(raw, places.known), places.known, raw.sum() > chance.sum())
+        distance = at_mean_one(raw, places.known)
+        return Distances(distance, places.known, _structure(distance, places.known), raw.sum() > chance.sum())
 
     @property
     def hard_share(self) -> float:
@@ -97,9 +103,8 @@ class CCLCentroid(Method):
     @torch.no_grad()
     def end_epoch(self) -> dict[str, float]:
         """Take the epoch's distances into the running mean, solve the soft labels of it, begin again."""
-        distance, known, told_apart = self.distances(self.places())
+        distance, known, structure, told_apart = self.distances(self.places())
         self.moments.zero_()
-        structure = _structure(distance, known)
         # Distances that are mostly chance are very unequal, and that is no structure that could be lost.
         self.most_structure.copy_(torch.maximum(structure * told_apart, self.most_structure))
         # Features that have collapsed hold all classes equally far apart: what was known before is then held.
@@ -146,11 +151,13 @@ class Distances(NamedTuple):
     Attributes:
         distance: of each pair, with a mean of one, [K, K].
         known: which of them are known, [K, K].
-        told_apart: whether they are more than chance.
+        structure: how unequal the distances of the means are.
+        told_apart: whether these are more than chance.
     """
 
     distance: Tensor
     known: Tensor
+    structure: Tensor
     told_apart: Tensor
 
 

@@ -9,10 +9,9 @@ from cclnet import functional
 from cclnet.errors import InputError
 from cclnet.methods.base import Classes
 from cclnet.methods.ccl_centroid import CCLCentroid, Distances, summed
-from cclnet.methods.class_places import Places, at_mean_one, rooted, spread_within
+from cclnet.methods.class_places import Places, rooted, spread_within
 
 FLATTENING = 3.0  # of the judge's probabilities, so that far classes are told from farther ones
-LEAST = 1e-300  # a share that is 0 has no logarithm
 
 
 class CCLConfusion(CCLCentroid):
@@ -21,7 +20,8 @@ class CCLConfusion(CCLCentroid):
 
     The judge is Fisher's discriminant of the epoch before: it says how near an image lies to the mean of each class,
     measured against the spread within the classes. So not only where the means lie counts, but how the images of each
-    class lie around them. A class that it does not know yet is where its mean is.
+    class lie around them. A class that it does not know yet is where its mean is. An epoch that could not tell the
+    classes apart makes no judge.
     """
 
     judge: Tensor
@@ -55,16 +55,20 @@ class CCLConfusion(CCLCentroid):
         self.mistaken.add_(summed(batch_mistaken(features, labels, self.judge)))
 
     def distances(self, places: Places) -> Distances:
-        """Also makes the judge of the next epoch."""
+        """Also makes the judge of the next epoch. Whether features have collapsed, the means tell: a judge of features
+        that were not is no witness."""
         of_means = super().distances(places)
         seen = places.known.any(dim=1)
-        compared = seen & self.judged
-        known = (compared[:, None] & compared[None]).fill_diagonal_(False)
-        of_mistakes = at_mean_one(mistaken_distances(self.mistaken) * known, known)
+        # Where a share is too small for a number, far classes are not told from farther ones: as far as their means.
+        told = self.mistaken > 0
+        compared = seen & self.judged & told.diagonal()
+        known = (compared[:, None] & compared[None] & told & told.mT).fill_diagonal_(False)
+        of_mistakes = mistaken_distances(self.mistaken).where(known, 0.0)
+        of_mistakes = of_mistakes * _ratio((of_means.distance * known).sum(), of_mistakes.sum())  # by and large as far
         mixed = torch.lerp(of_means.distance, of_mistakes, self.confusions)
         self.mistaken.zero_()
         self.judge.copy_(judge_of(places))
-        self.judged.copy_(seen)
+        self.judged.copy_(seen & of_means.told_apart)
         return of_means._replace(distance=torch.where(known, mixed, of_means.distance))
 
 
@@ -95,12 +99,17 @@ def batch_mistaken(features: Tensor, labels: Tensor, judge: Tensor) -> Tensor:
 
 
 def mistaken_distances(mistaken: Tensor) -> Tensor:
-    """``−½ log(c_ij c_ji / c_ii c_jj)`` of sums in which row i is shared out among the classes, [K, K]; not below 0.
+    """``−½ log(c_ij c_ji / c_ii c_jj)`` of sums in which row i is shared out among the classes, [K, K]; not below 0,
+    and infinite or not a number where a share is 0.
 
     >>> mistaken_distances(torch.tensor([[8.0, 2.0], [1.0, 1.0]])).exp()
     tensor([[1., 2.],
             [2., 1.]])
     """
-    log_share = (mistaken / mistaken.sum(dim=1, keepdim=True).clamp(min=LEAST)).clamp(min=LEAST).log()
+    log_share = (mistaken / mistaken.sum(dim=1, keepdim=True)).log()
     distance = log_share.diagonal()[:, None] - log_share
     return ((distance + distance.mT) / 2.0).clamp(min=0.0)
+
+
+def _ratio(of: Tensor, to: Tensor) -> Tensor:
+    return of / torch.where(to > 0, to, 1.0)

@@ -68,7 +68,8 @@ def class_means(moments: Tensor, num_classes: int, images: Sequence[int] | None 
     drawn = counts.masked_fill(~seen, 1.0)
     means = moments[:num_classes, num_classes:-1] / drawn[:, None]
     second = moments[num_classes:-1, num_classes:-1]
-    distinct = drawn if images is None else torch.minimum(drawn, drawn.new_tensor(images).clamp(min=1.0))
+    distinct = drawn if images is None else torch.minimum(drawn, drawn.new_tensor(images))
+    distinct = distinct.clamp(min=1.0)  # mixed images can hold less than one of a class, but no mean of none
     free, repeats = (distinct - 1.0) * seen, drawn / distinct
     total = (repeats * free).sum().clamp(min=1.0)
     freedom = total.square() / (repeats.square() * free).sum().clamp(min=1.0)
@@ -102,7 +103,7 @@ def raw_distances(places: Places, whiten: bool = True, centre: bool = False) -> 
         placed = known.any(dim=1)
         centres = centres - (centres * placed[:, None]).sum(dim=0) / placed.sum().clamp(min=1)
         centres = F.normalize(centres, dim=1)
-    distance = (centres[:, None] - centres[None]).square().sum(dim=2)
+    distance = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist").square()
     chance = torch.zeros_like(distance) if centre else spread * variance
     return (distance - chance).clamp(min=0.0) * known, chance * known
 

@@ -15,7 +15,7 @@ from cclnet.report.words import value_text
 Records = Sequence[Mapping[str, Any]]
 
 # What an epoch's record holds beside the terms of its loss.
-NOT_A_TERM = {"epoch", "loss", "softness", "frozen", "lr", "lr_method", "seconds", "images_per_second",
+NOT_A_TERM = {"epoch", "loss", "softness", "frozen", "structure", "lr", "lr_method", "seconds", "images_per_second",
               "classes_never_right"}  # fmt: skip
 STYLES = tuple(f"s{i}" for i in range(1, 7))  # colours and dashes of page.css
 

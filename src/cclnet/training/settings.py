@@ -161,7 +161,18 @@ def make_settings(*layers: Mapping[str, Any]) -> Settings:
     merged: dict[str, Any] = {}
     for layer in layers:
         _merge(merged, layer)
+    _point_to_the_method(merged)
     return _build(Settings, merged, "")
+
+
+def _point_to_the_method(values: Mapping[str, Any]) -> None:
+    """Settings of the method stand in a table of their own: one that does not is told where."""
+    from cclnet.methods import METHODS, method_settings
+
+    method, known = values.get("method", Settings.method), typing.get_type_hints(Settings)
+    for key in values:
+        if key not in known and method in METHODS and key in method_settings(method):
+            raise InputError(f"{key} is a setting of method '{method}': give it as method_settings.{key}.")
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
