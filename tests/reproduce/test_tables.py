@@ -95,13 +95,15 @@ def test_the_rate_of_the_head(results: list[Result], seeds: Seeds) -> None:
     grid = table2_grid(results, seeds)
     fast = row(grid, "0.05")
     assert fast["Converged at"] == ("3", "paper 5") and fast["Frozen at"] == ("13",)
-    assert fast["Softness"] == ("0.410", "paper 0.30", "+0.110, lowest 0.400")
+    assert fast["Softness"] == ("0.400", "paper 0.30", "+0.100, at the end 0.410")
     assert fast["Accuracy"][0] == "0.850"
     shared = row(grid, "0.0005")
     assert shared["Seeds"] == ("2",) and shared["Converged at"] == ("never, never", "paper 137")
     assert row(grid, "0.01")["Softness"] == (NOT_RUN, "paper 0.33")
     rows = table2_rows(results)
     assert len(rows) == 7 and [r["state"] for r in rows].count(NOT_RUN) == 4
+    run = next(r for r in rows if r["lr_ccl"] == 0.05)
+    assert (run["converged_softness"], run["final_softness"]) == (0.4, 0.41)
 
 
 def test_rivals_are_compared_over_the_seeds_that_all_have(results: list[Result], seeds: Seeds) -> None:
