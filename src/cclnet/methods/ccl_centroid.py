@@ -79,11 +79,6 @@ class CCLCentroid(Method):
 
     def places(self) -> Places:
         """Where the classes lie among the features of the epoch."""
-        if not bool(self.moments.isfinite().all()):  # a compiled step cannot look at its features
-            raise NotFinite(
-                "features of this epoch are NaN or infinite. The backbone has diverged or its input is broken: lower "
-                "the learning rate, clip gradients, check the images."
-            )
         return class_means(self.moments, self.classes.num_classes, self.classes.counts)
 
     def distances(self, places: Places) -> Distances:
@@ -103,6 +98,11 @@ class CCLCentroid(Method):
     @torch.no_grad()
     def end_epoch(self) -> dict[str, float]:
         """Take the epoch's distances into the running mean, solve the soft labels of it, begin again."""
+        if not bool(self.moments.isfinite().all()):  # a compiled step cannot look at its features
+            raise NotFinite(
+                "features of this epoch are NaN or infinite. The backbone has diverged or its input is broken: lower "
+                "the learning rate, clip gradients, check the images."
+            )
         distance, known, structure, told_apart = self.distances(self.places())
         self.moments.zero_()
         # Distances that are mostly chance are very unequal, and that is no structure that could be lost.

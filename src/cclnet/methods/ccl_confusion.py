@@ -9,7 +9,7 @@ from cclnet import functional
 from cclnet.errors import InputError
 from cclnet.methods.base import Classes
 from cclnet.methods.ccl_centroid import CCLCentroid, Distances, summed
-from cclnet.methods.class_places import Places, rooted, spread_within
+from cclnet.methods.class_places import Places, at_mean_one, rooted, spread_within
 
 FLATTENING = 3.0  # of the judge's probabilities, so that far classes are told from farther ones
 
@@ -63,9 +63,9 @@ class CCLConfusion(CCLCentroid):
         told = self.mistaken > 0
         compared = seen & self.judged & told.diagonal()
         known = (compared[:, None] & compared[None] & told & told.mT).fill_diagonal_(False)
-        of_mistakes = mistaken_distances(self.mistaken).where(known, 0.0)
-        of_mistakes = of_mistakes * _ratio((of_means.distance * known).sum(), of_mistakes.sum())  # by and large as far
-        mixed = torch.lerp(of_means.distance, of_mistakes, self.confusions)
+        of_mistakes = at_mean_one(mistaken_distances(self.mistaken).where(known, 0.0), known)
+        mean = (of_means.distance * known).sum() / known.sum().clamp(min=1)  # of the same pairs: one, if these are all
+        mixed = torch.lerp(of_means.distance, mean * of_mistakes, self.confusions)
         self.mistaken.zero_()
         self.judge.copy_(judge_of(places))
         self.judged.copy_(seen & of_means.told_apart)
@@ -109,7 +109,3 @@ def mistaken_distances(mistaken: Tensor) -> Tensor:
     log_share = (mistaken / mistaken.sum(dim=1, keepdim=True)).log()
     distance = log_share.diagonal()[:, None] - log_share
     return ((distance + distance.mT) / 2.0).clamp(min=0.0)
-
-
-def _ratio(of: Tensor, to: Tensor) -> Tensor:
-    return of / torch.where(to > 0, to, 1.0)

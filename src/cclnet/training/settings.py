@@ -167,12 +167,14 @@ def make_settings(*layers: Mapping[str, Any]) -> Settings:
 
 def _point_to_the_method(values: Mapping[str, Any]) -> None:
     """Settings of the method stand in a table of their own: one that does not is told where."""
+    strange = [key for key in values if key not in typing.get_type_hints(Settings)]
+    if not strange:
+        return
     from cclnet.methods import METHODS, method_settings
 
-    method, known = values.get("method", Settings.method), typing.get_type_hints(Settings)
-    for key in values:
-        if key not in known and method in METHODS and key in method_settings(method):
-            raise InputError(f"{key} is a setting of method '{method}': give it as method_settings.{key}.")
+    method = values.get("method", Settings.method)
+    if method in METHODS and strange[0] in method_settings(method):
+        raise InputError(f"{strange[0]} is a setting of method '{method}': give it as method_settings.{strange[0]}.")
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
