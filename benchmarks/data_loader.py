@@ -36,7 +36,7 @@ from cclnet.data.decode import DecodedImages
 from cclnet.data.loader import Loader
 from cclnet.data.parallel import available_cores
 from cclnet.files import write_whole
-from cclnet.training.run_folder import versions
+from cclnet.runs.provenance import versions
 
 BATCH = 128
 CLASSES = 7

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cclnet.training.run_folder import versions
+from cclnet.runs.provenance import versions
 
 SETTINGS = [
     "data=synthetic:images=400,size=32", "short_side=32", "backbone=test_resnet", "batch_size=16", "lr=.02",

@@ -32,8 +32,8 @@ from cclnet.evaluation.correlation import agreement
 from cclnet.evaluation.scores import score
 from cclnet.files import write_whole
 from cclnet.predictions import read_predictions
+from cclnet.runs.provenance import versions
 from cclnet.training.loop import train
-from cclnet.training.run_folder import versions
 from cclnet.training.settings import make_settings
 
 METHODS = ("bce", "ccl-multilabel")

@@ -32,8 +32,8 @@ from cclnet.evaluation.runs import open_run
 from cclnet.files import write_json_bz2, write_whole
 from cclnet.report.picture import save_picture
 from cclnet.reproduce.pages import fill_markers
+from cclnet.runs.provenance import versions
 from cclnet.training.loop import train
-from cclnet.training.run_folder import versions
 from cclnet.training.settings import make_settings
 
 METHODS = ("ccl", "ccl-balanced", "ccl-centroid", "ccl-confusion")

@@ -21,9 +21,10 @@ import torch
 
 from cclnet.data.decode import DecodedImages
 from cclnet.data.table import ImageTable
+from cclnet.runs.provenance import versions
 from cclnet.training.loop import Training
 from cclnet.training.prepare import PreparedData, make_fabric
-from cclnet.training.run_folder import RunFolder, versions
+from cclnet.training.run_folder import RunFolder
 from cclnet.training.settings import Settings, make_settings
 
 CLASSES = tuple("ABCDEFG")

@@ -32,8 +32,8 @@ from cclnet.reproduce.command import RECIPES
 from cclnet.reproduce.experiments import Cell, read_recipes
 from cclnet.reproduce.pages import fill_markers
 from cclnet.reproduce.tuning import write_tuning_data
+from cclnet.runs.provenance import versions
 from cclnet.training.loop import train
-from cclnet.training.run_folder import versions
 
 DISTANCES = {
     "places, against the spread within": {"whiten": True, "centre": False},

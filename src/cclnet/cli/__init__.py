@@ -37,7 +37,7 @@ data_app.command("audit")(looking.data_audit)
 
 def _say_versions(asked: bool) -> None:
     if asked:
-        from cclnet.training.run_folder import versions
+        from cclnet.runs.provenance import versions
 
         typer.echo(", ".join(f"{name} {number}" for name, number in versions().items()))
         raise typer.Exit

@@ -11,6 +11,8 @@ runs on the same images share. ``NAME.course.json.bz2`` has the soft labels of s
       "cell": {"backbone", "method", "seed", ...},         # what tells it from the others of its experiment
       "settings": {...},                    # all of them; of paths the last name only
       "fingerprint": "0f1e2d3c4b5a6978" | "",              # of the images and labels
+      "settings_hash": "8f14e45fceea167a",
+      "commit": {"sha": "...", "clean": true} | null,      # of the source tree; null for an installed package
       "versions": {...}, "device": "...", "precision": "...",
       "seconds": 123.4, "images_per_second": 15500.0,      # of training; the median over epochs
       "epochs": 160, "images": 8012,        # trained on
@@ -51,6 +53,7 @@ from cclnet.files import read_json_bz2, write_json_bz2, write_whole
 from cclnet.jobs.course import read_course
 from cclnet.jobs.job import Job
 from cclnet.predictions import Floats, Predictions, read_predictions, write_predictions, write_probabilities
+from cclnet.runs.provenance import settings_hash
 from cclnet.training.run_folder import RunFolder
 from cclnet.training.settings import Settings, in_json
 
@@ -214,12 +217,15 @@ def _content(
     scores = {name: judged["scores"][name] for name in chosen}
     scores |= {"ece": calibration["before"]["ece"], "ece_calibrated": after["ece"]}
     learned = correlation if softness else None
+    kept_settings = _with_paths(settings, _last_name)
     return {
         "format": 1,
         "name": job.name,
         "cell": dict(job.keys),
-        "settings": _with_paths(settings, _last_name),
-        "fingerprint": job.images,
+        "settings": kept_settings,
+        "settings_hash": settings_hash(kept_settings),
+        "fingerprint": job.images or trained.get("fingerprint", ""),
+        "commit": trained.get("commit"),
         "versions": trained["versions"],
         "device": trained["device"],
         "precision": trained["precision"],

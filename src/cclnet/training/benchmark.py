@@ -30,10 +30,11 @@ from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
 from cclnet.methods import Loss
 from cclnet.network import image_size_settings
+from cclnet.runs.provenance import versions
 from cclnet.training.compiled import compiled, recorded
 from cclnet.training.loop import Training
 from cclnet.training.prepare import PreparedData, make_fabric, make_network, make_optimizer, prepare_data
-from cclnet.training.run_folder import RunFolder, versions
+from cclnet.training.run_folder import RunFolder
 from cclnet.training.settings import Settings
 
 PARTS = ("epochs", "ceiling", "reference")

@@ -13,8 +13,9 @@ from torch import Tensor
 from cclnet.functional import unsoften
 from cclnet.network import CCLNet, Classifier
 from cclnet.predictions import Predictions, write_predictions
+from cclnet.runs.provenance import source_commit, versions
 from cclnet.training.prepare import PreparedData
-from cclnet.training.run_folder import RunFolder, versions
+from cclnet.training.run_folder import RunFolder
 from cclnet.training.settings import Settings, in_json
 
 
@@ -57,6 +58,7 @@ def describe(settings: Settings, data: PreparedData, fabric: Fabric, trained: di
     """model.json: what someone needs to use the weights, and where they come from."""
     table, device = data.table, fabric.device
     cpu = f"CPU, {torch.get_num_threads()} threads"
+    commit = source_commit()
     return {
         "format": 1,
         "backbone": settings.backbone,
@@ -78,7 +80,9 @@ def describe(settings: Settings, data: PreparedData, fabric: Fabric, trained: di
             "devices": fabric.world_size,
             "precision": str(fabric._precision.precision),
             "versions": versions(),
+            "commit": None if commit is None else {"sha": commit.sha, "clean": commit.clean},
             "images": len(data.rows("train")),
             "data": settings.data,
+            "fingerprint": table.fingerprint(),
         },
     }

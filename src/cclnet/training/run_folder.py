@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +98,3 @@ def free_name(folder: Path, settings: Settings) -> Path:
             return path
     raise InputError(f"there are too many runs called {name} in {folder}: give --out.")
 
-
-def versions() -> dict[str, str]:
-    """What the run was made with."""
-    packages = ("cclnet", "torch", "torchvision", "timm", "lightning", "numpy")
-    found = {"python": platform.python_version()}
-    for package in packages:
-        if package == "cclnet":
-            from cclnet import __version__
-
-            found[package] = __version__  # a source tree need not be installed
-        else:
-            found[package] = version(package)
-    return found

@@ -1,0 +1,1 @@
+"""The run folder: the only code that reads or writes its files. It does not import torch."""
