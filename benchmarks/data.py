@@ -44,13 +44,11 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from cclnet.data.decode import decode
-from cclnet.data.duplicates import BITS, near_pairs
+from cclnet.data.audit import BITS, near_pairs
+from cclnet.data.cache import Content, PixelStore, decode
+from cclnet.data.image_io import image_size, resized_shape
 from cclnet.data.parallel import available_cores
-from cclnet.data.pixels import image_size
-from cclnet.data.resize import resized_shape
 from cclnet.data.sources import open_data
-from cclnet.data.store import Content, PixelStore
 from cclnet.data.table import ImageTable
 from cclnet.files import write_whole
 

@@ -31,12 +31,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from cclnet.data.augment import AugmentSettings, augment
-from cclnet.data.decode import DecodedImages
+from cclnet.data.augment import augment
+from cclnet.data.cache import DecodedImages
 from cclnet.data.loader import Loader
 from cclnet.data.parallel import available_cores
 from cclnet.files import write_whole
 from cclnet.runs.provenance import versions
+from cclnet.settings import AugmentSettings
 
 BATCH = 128
 CLASSES = 7
@@ -141,6 +142,7 @@ def network_rate(crop: int, device: torch.device, repeats: int) -> float:
         loss.backward()
 
     if not on_gpu:
+
         def step() -> None:
             optimizer.zero_grad()
             gradients()

@@ -38,12 +38,10 @@ from cclnet.data.parallel import available_cores
 from cclnet.data.synthetic import SyntheticSettings, synthetic
 from cclnet.deploy.description import Description, read_description
 from cclnet.deploy.engines import Engine, OnnxEngine, TorchEngine
-from cclnet.deploy.inputs import Inputs, gather
+from cclnet.deploy.export import onnx_program
 from cclnet.deploy.model import Model
-from cclnet.deploy.predict import predict, prepared
-from cclnet.deploy.programs import onnx_program
-from cclnet.deploy.shipped import Shipped
-from cclnet.deploy.weights import read_shipped
+from cclnet.deploy.predict import Inputs, gather, predict, prepared
+from cclnet.deploy.shipped import Shipped, read_shipped
 from cclnet.files import write_whole
 from cclnet.network import TimmClassifier
 

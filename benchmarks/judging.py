@@ -36,12 +36,11 @@ from scipy import optimize, special, stats
 from cclnet.evaluation.bootstrap import Statistic, Units, bootstrap, interval, units_of
 from cclnet.evaluation.calibration import BIASED, calibration_statistic, measure
 from cclnet.evaluation.compare import difference_test
-from cclnet.evaluation.describe import versions
-from cclnet.evaluation.judge import judge
-from cclnet.evaluation.weighted import confusion_scores, decision_statistic
+from cclnet.evaluation.evaluate import evaluate, versions
+from cclnet.evaluation.metrics import confusion_scores, decision_statistic
 from cclnet.files import write_whole
-from cclnet.predictions import Predictions, write_predictions
-from cclnet.report.picture import save_picture
+from cclnet.reproduce.paper_figures import save_picture
+from cclnet.runs.predictions import Predictions, write_predictions
 
 SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "macro_jaccard")
 CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
@@ -228,7 +227,7 @@ def speed() -> dict[str, dict[str, float]]:
             path = Path(folder) / f"{words}.csv"
             write_predictions(path, Predictions(names, labels, p, tuple("abcdefghij"), of))
             start, busy = time.perf_counter(), time.process_time()
-            judge(path)
+            evaluate(path)
             seconds[words] = {"clock": time.perf_counter() - start, "processor": time.process_time() - busy}
     return seconds
 

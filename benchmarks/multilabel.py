@@ -23,18 +23,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from cclnet.correlation_file import read_correlation
 from cclnet.data.sources import open_data
 from cclnet.data.split import read_split
 from cclnet.data.synthetic import planted_similarity
-from cclnet.data.synthetic_multilabel import co_occurrence
-from cclnet.evaluation.correlation import agreement
-from cclnet.evaluation.scores import score
+from cclnet.data.synthetic.several_labels import co_occurrence
+from cclnet.evaluation.metrics import score
+from cclnet.evaluation.similarity import agreement
 from cclnet.files import write_whole
-from cclnet.predictions import read_predictions
+from cclnet.runs.predictions import read_predictions
 from cclnet.runs.provenance import versions
+from cclnet.runs.soft_labels import read_soft_labels
+from cclnet.settings import make_settings
 from cclnet.training.loop import train
-from cclnet.training.settings import make_settings
 
 METHODS = ("bce", "ccl-multilabel")
 
@@ -82,7 +82,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
         result = {**job, "seconds": seconds, "images_tested": len(predictions.images), **score(predictions)[0]}
         result["company_with_similarity"] = agreement(company, truth)
         if course:
-            matrix = read_correlation(run / "correlation.csv")[1]
+            matrix = read_soft_labels(run / "correlation.csv")[1]
             result.update(
                 with_similarity=agreement(matrix, truth),
                 with_co_occurrence=agreement(matrix, company),

@@ -27,14 +27,14 @@ import numpy as np
 import torch
 
 from cclnet.data.synthetic import SyntheticSettings, planted_similarity
-from cclnet.evaluation.correlation import agreement, mean_confusion, rarity_agreement
-from cclnet.evaluation.runs import open_run
+from cclnet.evaluation.similarity import agreement, mean_confusion, rarity_agreement
 from cclnet.files import write_json_bz2, write_whole
-from cclnet.report.picture import save_picture
 from cclnet.reproduce.pages import fill_markers
+from cclnet.reproduce.paper_figures import save_picture
+from cclnet.runs.folder import open_run
 from cclnet.runs.provenance import versions
+from cclnet.settings import make_settings
 from cclnet.training.loop import train
-from cclnet.training.settings import make_settings
 
 METHODS = ("ccl", "ccl-balanced", "ccl-centroid", "ccl-confusion")
 SETS = [(balance, overlap) for balance in ("balanced", "isic2018") for overlap in ("little", "much")]

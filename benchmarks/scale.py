@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from cclnet.data.decode import DecodedImages
+from cclnet.data.cache import DecodedImages
 from cclnet.data.table import ImageTable
+from cclnet.runs.folder import RunFolder
 from cclnet.runs.provenance import versions
+from cclnet.settings import Settings, make_settings
 from cclnet.training.loop import Training
-from cclnet.training.prepare import PreparedData, make_fabric
-from cclnet.training.run_folder import RunFolder
-from cclnet.training.settings import Settings, make_settings
+from cclnet.training.setup import PreparedData, make_fabric
 
 CLASSES = tuple("ABCDEFG")
 

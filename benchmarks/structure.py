@@ -22,16 +22,15 @@ import torch
 from torch import Tensor
 
 from cclnet.data.sources import open_data
-from cclnet.evaluation.correlation import agreement, mean_confusion, rarity
+from cclnet.evaluation.similarity import agreement, mean_confusion, rarity
 from cclnet.files import write_whole
 from cclnet.methods.ccl_centroid import CCLCentroid
-from cclnet.methods.class_places import class_distances, class_means
-from cclnet.predictions import Floats, read_predictions
-from cclnet.report.picture import save_picture
+from cclnet.methods.class_geometry import class_distances, class_means
 from cclnet.reproduce.command import RECIPES
-from cclnet.reproduce.experiments import Cell, read_recipes
+from cclnet.reproduce.experiments import Cell, read_recipes, write_tuning_data
 from cclnet.reproduce.pages import fill_markers
-from cclnet.reproduce.tuning import write_tuning_data
+from cclnet.reproduce.paper_figures import save_picture
+from cclnet.runs.predictions import Floats, read_predictions
 from cclnet.runs.provenance import versions
 from cclnet.training.loop import train
 

@@ -22,15 +22,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cclnet.evaluation.judge import judge
-from cclnet.evaluation.runs import Run, open_run
-from cclnet.evaluation.scores import score
+from cclnet.evaluation.evaluate import evaluate
+from cclnet.evaluation.metrics import score
 from cclnet.files import write_json_bz2, write_whole
 from cclnet.functional import unsoften
 from cclnet.methods import Classes, build_method
-from cclnet.predictions import write_predictions
 from cclnet.reproduce.pages import fill_markers
-from cclnet.reproduce.results import Result, read_results
+from cclnet.reproduce.seeds import Result, read_results
+from cclnet.runs.folder import Run, open_run
+from cclnet.runs.predictions import write_predictions
 
 HEADS = [
     "run", "accuracy", "balanced accuracy", "ECE", "log loss", "ECE after temperature", "log loss after temperature",
@@ -55,12 +55,12 @@ def target_of(result: Result) -> Tensor | None:
 
 def scores(run: Run, target: Tensor | None) -> dict[str, float]:
     """The scores of the columns, of what the run says or of what is left without its target."""
-    said = run.predictions.of_part(run.part)
+    said = run.predictions.of_split(run.split)
     if target is not None:
         said = replace(said, probabilities=unsoften(torch.tensor(said.probabilities), target.double()).numpy())
     with tempfile.TemporaryDirectory() as scratch:
         write_predictions(Path(scratch) / "predictions.csv", said)
-        judged = judge(Path(scratch) / "predictions.csv", draws=2)
+        judged = evaluate(Path(scratch) / "predictions.csv", draws=2)
     before, after = judged["calibration"]["before"], judged["calibration"]["after"]
     values = [judged["scores"]["accuracy"], judged["scores"]["balanced_accuracy"]]
     values += [stage[name] for stage in (before, after) for name in ("ece", "nll")]
@@ -81,7 +81,7 @@ def prior_readings(result: Result) -> str:
     """Markdown: accuracy, F1 and kappa if the label had held this much of the class frequencies."""
     run, target = open_run(result.path), target_of(result)
     assert target is not None
-    said = run.predictions.of_part(run.part)
+    said = run.predictions.of_split(run.split)
     left = unsoften(torch.tensor(said.probabilities), target.double()).numpy()
     prior = np.array(result.content["class_counts"]) / sum(result.content["class_counts"])
     lines = ["| ε of the label | accuracy | F1 | kappa |", "|--:|--:|--:|--:|"]

@@ -20,11 +20,11 @@ import torch
 
 from cclnet.evaluation.compare import compare
 from cclnet.files import write_whole
-from cclnet.report.comparison_table import in_markdown
-from cclnet.reproduce.looks_cells import USES
+from cclnet.report.comparison import in_markdown
+from cclnet.reproduce.experiments import USES
 from cclnet.reproduce.pages import fill_markers
+from cclnet.settings import make_settings, read_settings
 from cclnet.training.loop import train
-from cclnet.training.settings import make_settings, read_settings
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "planted" / "methods.toml"
 PATIENCE = 2  # of the freeze rule, instead of ten epochs: there are ten in all

@@ -1,7 +1,7 @@
 """CCL-Net in the Hugging Face Trainer. The three examples train the same network to the same losses.
 
-    pip install 'cclnet[huggingface]'
-    python examples/huggingface.py
+pip install 'cclnet[huggingface]'
+python examples/huggingface.py
 """
 
 import json

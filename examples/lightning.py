@@ -1,6 +1,6 @@
 """CCL-Net in Lightning's Trainer. The three examples train the same network to the same losses.
 
-    python examples/lightning.py
+python examples/lightning.py
 """
 # ruff: noqa: E402
 

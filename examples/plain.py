@@ -1,6 +1,6 @@
 """CCL-Net in a plain PyTorch loop. The three examples train the same network to the same losses.
 
-    python examples/plain.py
+python examples/plain.py
 """
 
 import json

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cclnet.correlation_file import write_correlation
-from cclnet.predictions import Predictions, write_predictions
+from cclnet.runs.predictions import Predictions, write_predictions
+from cclnet.runs.soft_labels import write_soft_labels
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
 
@@ -105,5 +105,5 @@ def write_run(
     if split is not None:
         (folder / "split.csv").write_text(split)
     if matrix is not None:
-        write_correlation(folder / "correlation.csv", predictions.classes, matrix)
+        write_soft_labels(folder / "correlation.csv", predictions.classes, matrix)
     return folder

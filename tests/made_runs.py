@@ -10,11 +10,11 @@ import numpy as np
 
 from cclnet.data.split import write_split
 from cclnet.data.table import ImageTable
-from cclnet.jobs.job import Job
-from cclnet.jobs.results import Result, keep_result
-from cclnet.predictions import Predictions, write_predictions
-from cclnet.training.run_folder import RunFolder
-from cclnet.training.settings import Settings, in_json
+from cclnet.runs.folder import RunFolder
+from cclnet.runs.predictions import Predictions, write_predictions
+from cclnet.settings import Settings, in_json
+from cclnet.sweep.cells import Job
+from cclnet.sweep.results import Result, keep_result
 
 CLASSES = ("MEL", "NV", "BCC")
 VAL, TRAIN = 60, 60
@@ -50,7 +50,7 @@ def made_run(folder: Path, job: Job, wrong: int, softness: list[float] | None = 
         tilt = 0.1 * off * torch.tensor([[0.0, 1, -1], [-1, 0, 1], [1, -1, 0]])
         matrix = torch.full((3, 3), off) + tilt
         matrix.fill_diagonal_(softness[-1])
-        run.write_correlation(matrix, CLASSES)
+        run.write_soft_labels(matrix, CLASSES)
     return run.path
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cclnet import InputError, functional
-from cclnet.multilabel import any_of, binary_cross_entropy, binary_kl, marks_of
+from cclnet.functional import any_of, binary_cross_entropy, binary_kl, marks_of
 
 SEED = st.integers(0, 10**6)
 

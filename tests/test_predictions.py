@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from cclnet.errors import InputError
-from cclnet.predictions import Predictions, read_predictions, write_predictions
+from cclnet.runs.predictions import Predictions, read_predictions, write_predictions
 from made_predictions import several_labels, single_label
 
 GOOD = "image,label,p_a,p_b\nx,a,0.7,0.3\ny,b,0.4,0.6\n"
@@ -29,7 +29,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str, several: bool)
     write_predictions(tmp_path / name, made)
     read = read_predictions(tmp_path / name)
     assert read.classes == made.classes and read.multilabel == several
-    for field in ("images", "labels", "groups", "parts"):
+    for field in ("images", "labels", "groups", "splits"):
         np.testing.assert_array_equal(getattr(read, field), getattr(made, field))
     if several:  # nine digits hold a float32
         np.testing.assert_array_equal(read.probabilities.astype(np.float32), p.astype(np.float32))
@@ -152,6 +152,6 @@ def test_parts_are_selected() -> None:
     parted = Predictions(
         made.images, made.labels, made.probabilities, made.classes, None, np.array(["val", "test"] * 3)
     )
-    assert parted.of_part("test").images.tolist() == made.images[1::2].tolist()
-    assert len(parted.of_part("all")) == 6
-    assert len(made.of_part("val")) == 0
+    assert parted.of_split("test").images.tolist() == made.images[1::2].tolist()
+    assert len(parted.of_split("all")) == 6
+    assert len(made.of_split("val")) == 0

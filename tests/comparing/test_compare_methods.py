@@ -12,11 +12,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cclnet.cli import app
-from cclnet.comparing.command import Request, compare_methods, jobs_of
-from cclnet.comparing.contestants import Contestant
 from cclnet.errors import InputError
 from cclnet.evaluation.compare import compare
-from cclnet.training.settings import make_settings
+from cclnet.settings import make_settings
+from cclnet.sweep.compare_methods import Contestant, Request, compare_methods, jobs_of
 from made_runs import made_result
 
 SETTINGS = make_settings(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cclnet import METHODS, InputError
-from cclnet.comparing.contestants import Contestant, all_that_fit, check_contestants, parse_contestants
 from cclnet.data.table import ImageTable
+from cclnet.sweep.compare_methods import Contestant, all_that_fit, check_contestants, parse_contestants
 
 
 def table(several_labels: bool = False) -> ImageTable:

@@ -3,7 +3,7 @@ import threading
 import pytest
 import torch
 
-from cclnet.data.ahead import ahead
+from cclnet.data.loader import ahead
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

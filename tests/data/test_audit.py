@@ -15,11 +15,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cclnet.cli import app
-from cclnet.data.audit import audit
-from cclnet.data.audit_text import ADVICE, audit_tables
-from cclnet.data.split import SplitSettings
+from cclnet.data.audit import ADVICE, audit, audit_tables
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
+from cclnet.settings import SplitSettings
 
 
 def picture(seed: int, size=(64, 48)) -> Image.Image:
@@ -43,7 +42,7 @@ def table(tmp_path: Path) -> ImageTable:
         labels=np.repeat([0, 1], 20),
         classes=("MEL", "NV"),
         groups=np.array([f"lesion {number // 2}" for number in range(40)]),
-        parts=np.array((["train"] * 16 + ["val"] * 4) * 2),
+        splits=np.array((["train"] * 16 + ["val"] * 4) * 2),
     )
 
 
@@ -77,9 +76,9 @@ def test_exact_duplicates_within_and_across(table, look):
     assert sorted(look(table)) == [
         ("exact duplicate", "01", "00", "the same pixels; group lesion 0"),
         ("exact duplicate across classes", "20", "04", "the same pixels; MEL and NV; groups lesion 2 and lesion 10"),
-        ("exact duplicate across parts", "16", "02", "the same pixels; train and val; groups lesion 1 and lesion 8"),
+        ("exact duplicate across splits", "16", "02", "the same pixels; train and val; groups lesion 1 and lesion 8"),
         (
-            "exact duplicate across parts and classes",
+            "exact duplicate across splits and classes",
             "36",
             "06",
             "the same pixels; train and val; MEL and NV; groups lesion 3 and lesion 18",
@@ -94,7 +93,7 @@ def test_near_duplicates_within_and_across(table, look):
     found = look(replace(table, groups=None))
     assert [row[:3] for row in found] == [
         ("near duplicate", "01", "00"),
-        ("near duplicate across parts", "17", "02"),
+        ("near duplicate across splits", "17", "02"),
     ]
     assert found[1][3].endswith("of 256 bits differ; train and val")
 
@@ -124,7 +123,7 @@ def test_images_without_a_group_have_none_in_common(table, look):
 
 
 def test_groups_on_two_sides_of_a_split_by_class_are_counted_by_class(table, tmp_path):
-    table = replace(table, parts=None)
+    table = replace(table, splits=None)
     found = audit(table, SplitSettings(by="class", val=0.25), 32, tmp_path / "cache", workers=1, progress=False)
     all_of_val, mel, nv = found.leaks["shared"]
     assert all_of_val == mel + nv == (found.findings["finding"] == "group on two sides").sum() > 0
@@ -143,7 +142,7 @@ def test_label_conflicts_inside_a_group(table, look):
 def test_small_classes_and_a_split_that_cannot_be(table, look):
     labels = table.labels.copy()
     labels[0] = 2
-    table = replace(table, labels=labels, classes=("MEL", "NV", "DF"), groups=None, parts=None)
+    table = replace(table, labels=labels, classes=("MEL", "NV", "DF"), groups=None, splits=None)
     found = look(table)
     assert [row[0] for row in found] == ["no split", "small class"]
     assert "Too few images: DF (1)" in found[0][3]
@@ -233,7 +232,7 @@ def test_a_folder_that_cannot_be_made_is_named_before_the_work(tmp_path, class_f
 
 
 def test_leaks_are_shown_by_part_and_class(table, tmp_path):
-    table = replace(table, parts=None, classes=("MEL", "[red]NV"))
+    table = replace(table, splits=None, classes=("MEL", "[red]NV"))
     found = audit(table, SplitSettings(by="class"), 32, tmp_path / "cache", workers=1, progress=False)
     screen = io.StringIO()
     Console(width=200, file=screen).print(audit_tables(found, "audit.csv"))
@@ -250,7 +249,7 @@ def test_every_finding_has_advice():
     pairs = [
         f"{kind} duplicate{across}"
         for kind in ("exact", "near")
-        for across in ("", " across parts", " across classes", " across parts and classes")
+        for across in ("", " across splits", " across classes", " across splits and classes")
     ]
     others = ["unreadable", "blank image", "group on two sides", "label conflict in a group", "no split",
               "small class", "size out of line"]  # fmt: skip

@@ -7,8 +7,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torchvision.transforms import InterpolationMode
 
-from cclnet.data.augment import AugmentSettings, Parameters, augment, draw, normalise
+from cclnet.data.augment import Parameters, augment, draw, normalise
 from cclnet.errors import InputError
+from cclnet.settings import AugmentSettings
 
 MEAN, STD = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.25, 0.3])
 PLAIN = {"horizontal_flip": 0.0, "vertical_flip": 0.0, "brightness": 0.0, "contrast": 0.0, "saturation": 0.0,

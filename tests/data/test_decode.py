@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cclnet.data import decode as decode_module
-from cclnet.data import fill as fill_module
+from cclnet.data import cache as decode_module
+from cclnet.data import cache as fill_module
 from cclnet.data import parallel
-from cclnet.data.decode import DecodedImages, decode, decode_readable
-from cclnet.data.pixels import UnreadableImage
-from cclnet.data.resize import read_resized
-from cclnet.data.store import PixelStore
+from cclnet.data.cache import DecodedImages, PixelStore, decode, decode_readable
+from cclnet.data.image_io import UnreadableImage, read_resized
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 
@@ -316,7 +314,7 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from cclnet.data import decode, fill
+from cclnet.data import cache as decode
 from cclnet.data.table import ImageTable
 
 folder, cache, log = map(Path, sys.argv[1:4])
@@ -327,7 +325,7 @@ def logged(path, short_side):
     time.sleep({pause})
     return slow_read(path, short_side)
 decode.read_resized = logged
-fill._SECONDS_BETWEEN_SAVES = {between_saves}
+decode._SECONDS_BETWEEN_SAVES = {between_saves}
 {more}
 paths = sorted(folder.iterdir())
 table = ImageTable("drawn set", folder, [p.name for p in paths], paths, np.zeros(len(paths), np.int64), ("a",))

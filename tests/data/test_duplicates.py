@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from cclnet.data.decode import DecodedImages
-from cclnet.data.duplicates import BITS, BLANK, NEAR, near_pairs, perceptual_hash, same_pixels
+from cclnet.data.audit import BITS, BLANK, NEAR, near_pairs, perceptual_hash, same_pixels
+from cclnet.data.cache import DecodedImages
 
 
 def picture(seed: int) -> Image.Image:

@@ -21,7 +21,7 @@ def test_class_folders(tmp_path: Path) -> None:
     assert table.names[0] == "melanoma/0.png"
     assert table.images[0] == tmp_path / "melanoma" / "0.png"
     assert table.groups is None
-    assert table.parts is None
+    assert table.splits is None
     assert table.problems == ()
 
 
@@ -34,8 +34,8 @@ def test_parts_above_the_classes(tmp_path: Path) -> None:
     class_folders(tmp_path, {"Training/a": 2, "Training/b": 2, "valid/a": 1, "test/b": 1, "test/c": 1})
     table = open_data(tmp_path)
     assert table.classes == ("a", "b", "c")
-    assert table.parts is not None
-    assert dict(zip(table.names, table.parts, strict=True)) == {
+    assert table.splits is not None
+    assert dict(zip(table.names, table.splits, strict=True)) == {
         "Training/a/0.png": "train",
         "Training/a/1.png": "train",
         "Training/b/0.png": "train",

@@ -53,7 +53,7 @@ class TestIsic2018:
         assert table.classes == ("MEL", "NV", "AKIEC")
         assert table.groups is not None
         assert table.groups.tolist() == ["A", "B", "B", "C"]
-        assert table.parts is None  # one part alone is no split
+        assert table.splits is None  # one part alone is no split
         assert table.extra["diagnosis_confirm_type"].tolist() == ["histo"] * 4
         assert [path.name for path in table.images] == [f"{name}.jpg" for name in table.names]
         assert table.problems == ("classes without an image, left out: 4 (BCC, BKL, DF, VASC)",)
@@ -84,8 +84,8 @@ class TestIsic2018:
         isic_part(official, "Validation", {"ISIC_5": "MEL"})
         isic_part(official, "Test", {"ISIC_6": "BKL", "ISIC_7": "NV"})
         table = open_data(official)
-        assert table.parts is not None
-        assert dict(zip(table.names, table.parts, strict=True)) == dict.fromkeys(TRAINING, "train") | {
+        assert table.splits is not None
+        assert dict(zip(table.names, table.splits, strict=True)) == dict.fromkeys(TRAINING, "train") | {
             "ISIC_5": "val",
             "ISIC_6": "test",
             "ISIC_7": "test",
@@ -284,7 +284,7 @@ class TestHam10000:
             assert table.groups is not None
             assert table.groups.tolist() == ["HAM_1", "HAM_1", "HAM_2", "HAM_3", "HAM_4"]
             assert set(table.extra) == {"dx_type", "age", "sex", "localization"} | ({"dataset"} if dataset else set())
-            assert table.parts is None
+            assert table.splits is None
 
     def test_kaggle_ships_every_image_twice(self, tmp_path: Path) -> None:
         write_csv(tmp_path / "HAM10000_metadata.csv", ham_rows(HAM_IMAGES))
@@ -308,8 +308,8 @@ class TestHam10000:
         for image in test:
             draw(tmp_path / "ISIC2018_Task3_Test_Images" / f"{image}.jpg")
         table = open_data(tmp_path, strict=True)
-        assert table.parts is not None
-        assert table.parts.tolist() == ["train"] * 5 + ["test"] * 2
+        assert table.splits is not None
+        assert table.splits.tolist() == ["train"] * 5 + ["test"] * 2
 
     def test_faults_are_named(self, tmp_path: Path) -> None:
         images = HAM_IMAGES | {"ISIC_0024311": ("HAM_5", "nan"), "ISIC_0024312": ("HAM_6", "nv")}

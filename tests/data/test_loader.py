@@ -7,11 +7,12 @@ import torchvision.transforms.v2.functional as tv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cclnet.data.augment import AugmentSettings, Parameters, augment
-from cclnet.data.decode import DecodedImages
+from cclnet.data.augment import Parameters, augment
+from cclnet.data.cache import DecodedImages
 from cclnet.data.loader import Batch, Loader, _warn_of_odd_shapes
 from cclnet.errors import InputError
 from cclnet.functional import rows_of
+from cclnet.settings import AugmentSettings
 
 COUNT, CROP = 53, 20
 AUGMENT = AugmentSettings(crop=CROP)

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 from layouts import class_folders, draw, write_csv
 
-from cclnet.data.sources import open_data, sheet
+from cclnet.data.sources import open_data
+from cclnet.data.sources import table_file as sheet
 from cclnet.errors import InputError
 
 ROWS = [["image", "label", "patient_id", "split", "age"], ["a.png", "x", "P1", "train", 30],
@@ -60,19 +61,19 @@ class TestColumns:
             assert labels(table) == ["x", "y", "x"]
             assert table.groups is not None
             assert table.groups.tolist() == ["P1", "P1", "alone: c.png"]
-            assert table.parts is not None
-            assert table.parts.tolist() == ["train", "val", "test"]
+            assert table.splits is not None
+            assert table.splits.tolist() == ["train", "val", "test"]
             assert table.extra["age"].tolist() == ["30", "40", ""]
 
     def test_columns_by_name(self, folder: Path) -> None:
         rows = [["who", "what", "file name", "when"], ["Q", "x", "a.png", "train"], ["Q", "y", "b.png", "dev"]]
         path = write_csv(folder / "labels.csv", rows)
-        table = open_data(path, image_column="file name", label_column="what", group_column="who", part_column="when")
+        table = open_data(path, image_column="file name", label_column="what", group_column="who", split_column="when")
         assert labels(table) == ["x", "y"]
         assert table.groups is not None
         assert table.groups.tolist() == ["Q", "Q"]
-        assert table.parts is not None
-        assert table.parts.tolist() == ["train", "val"]
+        assert table.splits is not None
+        assert table.splits.tolist() == ["train", "val"]
 
     def test_names_of_columns_as_people_write_them(self, folder: Path) -> None:
         rows = [
@@ -123,7 +124,7 @@ class TestColumns:
 
     def test_parts_that_are_none(self, folder: Path) -> None:
         path = write_csv(
-            folder / "labels.csv", [["image", "label", "part"], ["a.png", "x", "fold1"], ["b.png", "y", ""]]
+            folder / "labels.csv", [["image", "label", "split"], ["a.png", "x", "fold1"], ["b.png", "y", ""]]
         )
         with pytest.raises(InputError, match=r"parts must be among train, .*; found \(empty\), fold1"):
             open_data(path)

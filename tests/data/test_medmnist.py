@@ -56,8 +56,8 @@ def test_all_parts_in_one_array(tmp_path: Path, name: str, side: int, channels: 
     np.testing.assert_array_equal(table.images, np.concatenate([content[f"{part}_images"] for part in SIZES]))
     np.testing.assert_array_equal(table.labels, np.concatenate([content[f"{part}_labels"][:, 0] for part in SIZES]))
     assert table.labels.dtype == np.int64
-    assert table.parts is not None
-    assert table.parts.tolist() == ["train"] * 6 + ["val"] * 3 + ["test"] * 4
+    assert table.splits is not None
+    assert table.splits.tolist() == ["train"] * 6 + ["val"] * 3 + ["test"] * 4
     assert table.classes == ("AKIEC", "BCC", "BKL", "DF", "MEL", "NV", "VASC")
     assert table.names[5:7] == ["train_000005", "val_000000"]
     assert describe(table).sizes == {(side, side): 13}
@@ -84,7 +84,7 @@ def test_labels_of_one_dimension_and_a_missing_part(tmp_path: Path) -> None:
     content = {"train_images": np.zeros((4, 5, 6), np.uint8), "train_labels": np.array([0, 1, 1, 0])}
     table = open_data(write(tmp_path / "a.npz", content))
     assert table.labels.tolist() == [0, 1, 1, 0]
-    assert table.parts is None
+    assert table.splits is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from layouts import draw
 from PIL import Image, ImageOps
 
-from cclnet.data.pixels import UnreadableImage, brightest_16_bit, image_size, read_image
+from cclnet.data.image_io import UnreadableImage, brightest_16_bit, image_size, read_image
 from cclnet.errors import InputError
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from cclnet.data.resize import read_resized, resize, resize_plainly
+from cclnet.data.image_io import read_resized, resize, resize_plainly
 
 SIDES = st.integers(1, 150)
 
@@ -33,7 +33,7 @@ def test_one_colour_stays_that_colour() -> None:
 WITHOUT_TORCH = """
 import sys
 import numpy as np
-from cclnet.data.resize import read_resized
+from cclnet.data.image_io import read_resized
 np.save(sys.argv[2], read_resized(sys.argv[1], 40))
 assert "torch" not in sys.modules
 """

@@ -152,7 +152,7 @@ class TestDataShow:
         path = write_csv(tmp_path / "list.csv", rows)
         shown = self.run(
             path, "--image-column", "photo", "--label-column", "kinds", "--group-column", "who",
-            "--part-column", "when", "--label-separator", "/", "--image-folder", tmp_path / "pictures", "--strict",
+            "--split-column", "when", "--label-separator", "/", "--image-folder", tmp_path / "pictures", "--strict",
         )  # fmt: skip
         assert "2 images, 3 classes, several labels an image" in shown
         assert row(shown, "[bold]z")

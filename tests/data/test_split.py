@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cclnet.data.leaks import groups_on_two_sides, leaks
-from cclnet.data.split import SplitSettings, make_split, read_split, write_split
-from cclnet.data.stratify import stratify
+from cclnet.data.split import groups_on_two_sides, leaks, make_split, read_split, stratify, write_split
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
+from cclnet.settings import SplitSettings
 
 
-def table_of(labels, groups=None, parts=None, classes=None) -> ImageTable:
+def table_of(labels, groups=None, splits=None, classes=None) -> ImageTable:
     labels = np.asarray(labels)
     count = classes or (labels.shape[1] if labels.ndim == 2 else labels.max() + 1)
     return ImageTable(
@@ -30,7 +29,7 @@ def table_of(labels, groups=None, parts=None, classes=None) -> ImageTable:
         labels=labels,
         classes=tuple("ABCDEFGHIJ"[:count]),
         groups=None if groups is None else np.asarray(groups, dtype=str),
-        parts=None if parts is None else np.asarray(parts, dtype=str),
+        splits=None if splits is None else np.asarray(splits, dtype=str),
     )
 
 
@@ -182,38 +181,38 @@ def test_patients_with_several_diagnoses_leave_no_class_without_training():
 
 def test_parts_are_taken_as_given():
     given_parts = ["train"] * 6 + ["test"] * 4
-    table = table_of([0, 1] * 5, parts=given_parts)
+    table = table_of([0, 1] * 5, splits=given_parts)
     assert make_split(table).tolist() == given_parts
 
 
 def test_parts_that_only_say_train_are_no_split():
-    assert (make_split(table_of([0] * 10, parts=["train"] * 10)) == "val").sum() == 2
+    assert (make_split(table_of([0] * 10, splits=["train"] * 10)) == "val").sum() == 2
 
 
 def test_calibration_is_taken_from_a_given_train_part():
-    table = table_of([0, 1] * 20, parts=["train"] * 30 + ["val"] * 10)
+    table = table_of([0, 1] * 20, splits=["train"] * 30 + ["val"] * 10)
     parts = make_split(table, SplitSettings(calibration=0.1))
     assert (parts[:30] == "calibration").sum() == 4
     assert (parts[30:] == "val").all()
 
 
 def test_a_given_test_part_stays_when_the_rest_is_drawn():
-    table = table_of([0, 1] * 20, parts=["train"] * 20 + ["val"] * 10 + ["test"] * 10)
+    table = table_of([0, 1] * 20, splits=["train"] * 20 + ["val"] * 10 + ["test"] * 10)
     parts = make_split(table, SplitSettings(by="class", val=0.2))
     assert (parts[30:] == "test").all()
     assert (parts[:30] == "val").sum() == 6
 
 
 def test_given_parts_with_a_group_on_two_sides_are_refused_unless_told():
-    table = table_of([0, 1] * 5, groups=list("abcdefghia"), parts=["train"] * 5 + ["val"] * 5)
+    table = table_of([0, 1] * 5, groups=list("abcdefghia"), splits=["train"] * 5 + ["val"] * 5)
     with pytest.raises(InputError, match=r"1 groups on two sides: a \(train and val\).*20.0% of the val images"):
         make_split(table)
-    assert (make_split(table, SplitSettings(allow_leaks=True)) == table.parts).all()
+    assert (make_split(table, SplitSettings(allow_leaks=True)) == table.splits).all()
     assert groups_on_two_sides(make_split(table, SplitSettings(by="group", val=0.4)), table.groups) == {}
 
 
 def test_a_given_test_part_that_shares_groups_is_refused():
-    table = table_of([0] * 10, groups=list("aabbccddea"), parts=["train"] * 8 + ["test"] * 2)
+    table = table_of([0] * 10, groups=list("aabbccddea"), splits=["train"] * 8 + ["test"] * 2)
     with pytest.raises(InputError, match="the test part that comes with the made-up set has 1 groups on two sides"):
         make_split(table, SplitSettings(by="group"))
 
@@ -226,7 +225,7 @@ def test_a_split_is_written_and_accepted_back(tmp_path):
     parts = make_split(table, SplitSettings(test=0.1))
     write_split(tmp_path / "split.csv", table, parts)
     rows = pd.read_csv(tmp_path / "split.csv")
-    assert list(rows.columns) == ["image", "part", "group", "label"]
+    assert list(rows.columns) == ["image", "split", "group", "label"]
     assert rows["label"][0] == "A"
     order = np.random.default_rng(0).permutation(len(table))
     assert (read_split(tmp_path / "split.csv", table.select(order)) == parts[order]).all()
@@ -261,7 +260,7 @@ def test_a_file_that_does_not_fit_names_all_that_is_wrong(tmp_path):
 
 def test_a_file_without_its_columns(tmp_path):
     (tmp_path / "split.csv").write_text("name,fold\na,1\n")
-    with pytest.raises(InputError, match="image and part not found among name, fold"):
+    with pytest.raises(InputError, match="image and split not found among name, fold"):
         read_split(tmp_path / "split.csv", table_of([0]))
 
 
@@ -311,20 +310,20 @@ def test_settings_that_cannot_be(chosen, message):
         (table_of([0] * 9 + [1] * 4 + [2] * 3), {"folds": 5}, r"5 folds need .* B \(4\), C \(3\)"),
         (table_of([0] * 9), {"by": "group"}, "made-up set names no groups"),
         (table_of([0] * 9), {"by": "given"}, "made-up set has no parts"),
-        (table_of([0] * 4, parts=["train", "train", "test", "test"]), {"folds": 2}, "comes with parts"),
-        (table_of([0] * 4, parts=["train", "train", "test", "test"]), {"test": 0.2}, "comes with parts"),
+        (table_of([0] * 4, splits=["train", "train", "test", "test"]), {"folds": 2}, "comes with parts"),
+        (table_of([0] * 4, splits=["train", "train", "test", "test"]), {"test": 0.2}, "comes with parts"),
         (
-            table_of([0] * 4, parts=["train", "train", "test", "test"]),
+            table_of([0] * 4, splits=["train", "train", "test", "test"]),
             {"by": "class", "test": 0.2},
             "has a test part already",
         ),
         (
-            table_of([0] * 4, parts=["train", "train", "calibration", "test"]),
+            table_of([0] * 4, splits=["train", "train", "calibration", "test"]),
             {"calibration": 0.2},
             "has a calibration part already",
         ),
         (
-            table_of([0] * 4, parts=["train", "test", "test", "test"]),
+            table_of([0] * 4, splits=["train", "test", "test", "test"]),
             {"calibration": 0.5},
             "1 images are left to train on, too few to take 2 for calibration",
         ),
@@ -341,14 +340,14 @@ def test_tables_that_cannot_be_split_so(table, chosen, message):
 def test_leaks_by_part_and_class():
     parts = np.array(["train", "train", "val", "val", "val", "test", "calibration"])
     groups = np.array(["a", "", "a", "b", "", "c", "a"])
-    found = leaks(parts, groups, np.array([0, 1, 0, 0, 1, 1, 1]), ("x", "y")).set_index(["part", "class"])
+    found = leaks(parts, groups, np.array([0, 1, 0, 0, 1, 1, 1]), ("x", "y")).set_index(["split", "class"])
     assert found.loc[("val", "")].tolist() == [3, 1, pytest.approx(1 / 3)]
     assert found.loc[("val", "x")].tolist() == [2, 1, 0.5]
     assert found.loc[("test", "")].tolist() == [1, 0, 0]
     assert found.loc[("calibration", "y"), "share"] == 1
     assert np.isnan(found.loc[("test", "x"), "share"])
     several = leaks(parts, groups, np.eye(2, dtype=np.uint8)[[0, 1, 0, 0, 1, 1, 1]], ("x", "y"))
-    pd.testing.assert_frame_equal(several.set_index(["part", "class"]), found)
+    pd.testing.assert_frame_equal(several.set_index(["split", "class"]), found)
 
 
 # The real images.

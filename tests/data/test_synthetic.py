@@ -17,7 +17,6 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.model_selection import cross_val_score
 from threadpoolctl import threadpool_limits
 
-from cclnet.data.drawing import AXES
 from cclnet.data.synthetic import (
     ISIC2018_COUNTS,
     SOURCE,
@@ -27,6 +26,7 @@ from cclnet.data.synthetic import (
     planted_similarity,
     synthetic,
 )
+from cclnet.data.synthetic.drawing import AXES
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 

@@ -9,10 +9,10 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.linear_model import LinearRegression
 
-from cclnet.data.drawing import AXES, LESION, SPOT, VIEW, chance, draw_several
 from cclnet.data.sources import open_data
 from cclnet.data.synthetic import planted_similarity
-from cclnet.data.synthetic_multilabel import (
+from cclnet.data.synthetic.drawing import AXES, LESION, SPOT, VIEW, chance, draw_several
+from cclnet.data.synthetic.several_labels import (
     SOURCE,
     MultilabelSettings,
     _picture,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms import InterpolationMode
 
-from cclnet.data import transforms
+from cclnet.data import augment as transforms
 
 
 def images_of(count: int, height: int, width: int, seed: int = 0) -> torch.Tensor:

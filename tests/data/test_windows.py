@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from cclnet.data import windows
-from cclnet.data.decode import DecodedImages
-from cclnet.data.windows import Resident, Streamed, pack
+from cclnet.data import loader as windows
+from cclnet.data.cache import DecodedImages
+from cclnet.data.loader import Resident, Streamed, pack
 
 SIZES = [(31, 40), (40, 25), (28, 28), (33, 61), (30, 30)]
 CPU = torch.device("cpu")

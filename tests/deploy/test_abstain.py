@@ -16,10 +16,9 @@ from shipped_run import write_run
 import cclnet
 from cclnet import InputError
 from cclnet.deploy.abstain import confidence, curve_from_json, curve_of_run, measure_curve
-from cclnet.evaluation.calibration import risk_coverage
-from cclnet.evaluation.independence import independent_images
-from cclnet.evaluation.temperature import with_temperature
-from cclnet.predictions import read_predictions
+from cclnet.evaluation.calibration import risk_coverage, with_temperature
+from cclnet.evaluation.statistics import independent_images
+from cclnet.runs.predictions import read_predictions
 
 # Ten images: sureness falls from 1.0 by tenths; the third and the last two are wrong.
 TEN = measure_curve(np.linspace(1, 0.1, 10), np.array([1, 1, 0, 1, 1, 1, 1, 1, 0, 0], bool), "val")
@@ -58,8 +57,8 @@ def test_a_threshold_does_what_it_promises(sure: np.ndarray, data: st.DataObject
 def test_it_is_the_curve_of_the_report(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     curve = curve_of_run(folder, 1.5)
-    held_out = with_temperature(read_predictions(folder / "predictions.csv").of_part("test"), 1.5)
-    assert (curve.part, curve.images) == ("test", 50)
+    held_out = with_temperature(read_predictions(folder / "predictions.csv").of_split("test"), 1.5)
+    assert (curve.split, curve.images) == ("test", 50)
     reported = risk_coverage(held_out)
     np.testing.assert_allclose(curve.coverage, [p["coverage"] for p in reported])
     np.testing.assert_allclose(curve.risk, [p["risk"] for p in reported])
@@ -68,7 +67,7 @@ def test_it_is_the_curve_of_the_report(tmp_path: Path) -> None:
 def test_several_labels_are_right_together_or_wrong(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", multilabel=True)
     curve = curve_of_run(folder, None)
-    held_out = read_predictions(folder / "predictions.csv", multilabel=True).of_part("test")
+    held_out = read_predictions(folder / "predictions.csv", multilabel=True).of_split("test")
     wrong = ((held_out.probabilities >= 0.5) != held_out.labels).any(axis=1)
     assert curve.risk[-1] == pytest.approx(wrong.mean())
     assert curve.threshold[-1] == 0  # keeps everything
@@ -165,16 +164,16 @@ def test_a_risk_out_of_reach_says_what_is_in_reach() -> None:
 
 def test_to_json_and_back() -> None:
     again = curve_from_json(TEN.to_json(), Path("model.json"))
-    assert (again.part, again.images) == ("val", 10)
+    assert (again.split, again.images) == ("val", 10)
     np.testing.assert_allclose(again.threshold, TEN.threshold)
     np.testing.assert_allclose(again.risk, TEN.risk)
 
 
 @pytest.mark.parametrize(
-    "odd", [None, {}, {"part": "val", "images": 3, "rows": []}, {"part": "val", "images": 3, "rows": [[0.5, 2, 0]]},
-            {"part": "val", "images": 3, "rows": [["x", 1, 0]]}, {"part": "val", "images": 0, "rows": [[0.5, 1, 0]]},
-            {"part": "val", "images": 3, "rows": [[0.5, 0.5, 0], [0.4, 0.5, 0]]},
-            *({"part": "val", "images": 3, "rows": [[0.5, 1, 0]], "independent": odd}
+    "odd", [None, {}, {"split": "val", "images": 3, "rows": []}, {"split": "val", "images": 3, "rows": [[0.5, 2, 0]]},
+            {"split": "val", "images": 3, "rows": [["x", 1, 0]]}, {"split": "val", "images": 0, "rows": [[0.5, 1, 0]]},
+            {"split": "val", "images": 3, "rows": [[0.5, 0.5, 0], [0.4, 0.5, 0]]},
+            *({"split": "val", "images": 3, "rows": [[0.5, 1, 0]], "independent": odd}
               for odd in ("x", [], [0], [4], [float("nan")], [1, 1], None))],
 )  # fmt: skip
 def test_a_curve_from_elsewhere_is_checked(odd: object) -> None:

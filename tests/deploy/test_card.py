@@ -11,7 +11,7 @@ from shipped_run import write_run
 
 from cclnet import InputError
 from cclnet.deploy.export import export
-from cclnet.evaluation.judge import judge
+from cclnet.evaluation.evaluate import evaluate
 
 
 def card_of(run: Path, **settings: str) -> str:
@@ -20,7 +20,7 @@ def card_of(run: Path, **settings: str) -> str:
 
 def test_the_card_of_a_judged_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    judged = judge(run, draws=20)
+    judged = evaluate(run, draws=20)
     card = card_of(run)
     assert "Not a medical device" in card
     for heading in (
@@ -57,7 +57,7 @@ def test_the_card_of_a_run_that_was_not_judged(tmp_path: Path) -> None:
 
 def test_the_card_of_several_labels(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", multilabel=True)
-    judge(run, draws=20)
+    evaluate(run, draws=20)
     card = card_of(run)
     assert "may name several classes for an image" in card and "each of its own (sigmoid)" in card
     assert "Mean average precision" in card

@@ -11,8 +11,7 @@ from cclnet import InputError
 from cclnet.deploy.description import Description
 from cclnet.deploy.engines import TorchEngine
 from cclnet.deploy.explain import enlarge, heat_of, overlay
-from cclnet.deploy.gradcam import grad_cam
-from cclnet.deploy.shipped import Shipped
+from cclnet.deploy.shipped import Shipped, grad_cam
 from cclnet.network import TimmClassifier
 
 PAPER = ("resnet18", "mobilenetv2_100", "efficientnet_b0")

@@ -20,10 +20,9 @@ import cclnet
 from cclnet import InputError
 from cclnet.cli import app
 from cclnet.deploy import export as exporting
-from cclnet.deploy import selfcheck
+from cclnet.deploy import export as selfcheck
 from cclnet.deploy.engines import OnnxEngine
-from cclnet.deploy.export import export
-from cclnet.deploy.selfcheck import check_images
+from cclnet.deploy.export import check_images, export
 
 PAPER = ("resnet18", "mobilenetv2_100", "efficientnet_b0")
 

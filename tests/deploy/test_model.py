@@ -16,15 +16,15 @@ from shipped_run import CLASSES, write_images, write_run
 
 import cclnet
 from cclnet import InputError
-from cclnet.correlation_file import write_correlation
 from cclnet.data.augment import normalise
-from cclnet.data.decode import decode
+from cclnet.data.cache import decode
+from cclnet.data.image_io import UnreadableImage
 from cclnet.data.loader import Loader
-from cclnet.data.pixels import UnreadableImage
 from cclnet.data.table import ImageTable
 from cclnet.deploy.model import Model, Prediction
 from cclnet.functional import unsoften
 from cclnet.network import TimmClassifier
+from cclnet.runs.soft_labels import write_soft_labels
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def test_labels_that_were_not_learned_name_no_similar_classes(tmp_path: Path, of
     matrix = np.tile(off, (4, 1))
     np.fill_diagonal(matrix, 0.0)
     np.fill_diagonal(matrix, 1 - matrix.sum(axis=1))
-    write_correlation(run / "correlation.csv", CLASSES, matrix)
+    write_soft_labels(run / "correlation.csv", CLASSES, matrix)
     assert cclnet.load(run, engine="torch").correlation is None
 
 

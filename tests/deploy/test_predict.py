@@ -19,13 +19,12 @@ import cclnet
 from cclnet import InputError
 from cclnet.cli import app
 from cclnet.deploy import predict as predicting
-from cclnet.deploy.inputs import gather
 from cclnet.deploy.model import Model
-from cclnet.deploy.predict import predict, write_csv
-from cclnet.evaluation.judge import judge
-from cclnet.predictions import read_predictions
+from cclnet.deploy.predict import gather, predict, write_csv
+from cclnet.evaluation.evaluate import evaluate
+from cclnet.runs.predictions import read_predictions
+from cclnet.settings import make_settings
 from cclnet.training.loop import train
-from cclnet.training.settings import make_settings
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +132,8 @@ def test_a_table_names_images_and_its_labels_go_along(run: Path, tmp_path: Path)
     table = pd.read_csv(tmp_path / "out.csv", keep_default_na=False)
     assert table["label"].tolist()[:4] == list(CLASSES) and table["group"][2] == "lesion1"
     table[table["problem"] == ""].to_csv(tmp_path / "readable.csv", index=False)
-    judged = judge(tmp_path / "readable.csv", draws=10)  # predictions of labelled images can be judged
-    assert judged["part"]["images"] == 12
+    judged = evaluate(tmp_path / "readable.csv", draws=10)  # predictions of labelled images can be judged
+    assert judged["split"]["images"] == 12
     right = (table["label"] == table["prediction"])[:12].mean()
     assert judged["scores"]["accuracy"]["value"] == pytest.approx(right)
 
@@ -200,7 +199,7 @@ def test_predicting_what_a_run_was_tested_on_gives_what_it_said(tmp_path: Path) 
          "batch_size": 32, "augment": {"crop": 32}}
     )  # fmt: skip
     run = train(settings, tmp_path / "run", accelerator="cpu", progress=False)
-    judge(run, draws=10)
+    evaluate(run, draws=10)
     model = cclnet.load(run, device="cpu")
     inputs = gather(["synthetic:images=210,size=36"])
     found = predict(model, inputs, progress=False)

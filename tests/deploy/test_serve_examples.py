@@ -10,9 +10,10 @@ import pytest
 from served import serving
 
 from cclnet.data.sources import open_data
-from cclnet.data.split import SplitSettings, make_split, write_split
+from cclnet.data.split import make_split, write_split
 from cclnet.deploy.serve.examples import COUNT, choose, read_examples
 from cclnet.errors import InputError
+from cclnet.settings import SplitSettings
 
 DATA = "synthetic:images=70,size=16"
 
@@ -33,20 +34,20 @@ def test_only_training_images_of_the_class_are_chosen_one_of_a_lesion(tmp_path: 
     for name, images in chosen.items():
         rows = split.loc[images]
         assert 1 <= len(rows) <= COUNT
-        assert (rows["part"] == "train").all() and (rows["label"] == name).all()
+        assert (rows["split"] == "train").all() and (rows["label"] == name).all()
         assert rows["group"].is_unique
 
 
 def test_images_of_several_labels_count_for_each() -> None:
     split = pd.DataFrame(
-        {"image": ["a", "b", "c", "d"], "part": ["train", "train", "train", "val"], "label": ["x|y", "y", "", "x|y"]}
+        {"image": ["a", "b", "c", "d"], "split": ["train", "train", "train", "val"], "label": ["x|y", "y", "", "x|y"]}
     )
     chosen = choose(split, ("x", "y", "z"), multilabel=True)
     assert chosen["x"] == ["a"] and sorted(chosen["y"]) == ["a", "b"] and chosen["z"] == []
 
 
 def test_images_without_a_lesion_are_not_taken_for_one(tmp_path: Path) -> None:
-    split = pd.DataFrame({"image": list("abcd"), "part": "train", "label": "x", "group": ["", "", "g", "g"]})
+    split = pd.DataFrame({"image": list("abcd"), "split": "train", "label": "x", "group": ["", "", "g", "g"]})
     assert len(choose(split, ("x",), multilabel=False)["x"]) == 3
 
 

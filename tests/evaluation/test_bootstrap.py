@@ -8,9 +8,8 @@ from scipy import stats
 
 from cclnet.evaluation.bootstrap import Units, bootstrap, interval, units_of, units_with
 from cclnet.evaluation.calibration import calibration_statistic, measure
-from cclnet.evaluation.scores import score
-from cclnet.evaluation.weighted import decision_statistic, ranking_statistic
-from cclnet.predictions import Predictions
+from cclnet.evaluation.metrics import decision_statistic, ranking_statistic, score
+from cclnet.runs.predictions import Predictions
 from made_predictions import SINGLE_LABEL, single_label
 
 

@@ -9,7 +9,7 @@ from sklearn import metrics
 
 from cclnet.evaluation import calibration
 from cclnet.evaluation.calibration import MEASURES, calibration_statistic, measure, reliability, risk_coverage
-from cclnet.predictions import Predictions
+from cclnet.runs.predictions import Predictions
 from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, given, single_label
 
 EVERY = {**SINGLE_LABEL, **{f"several labels, {name}": made for name, made in SEVERAL_LABELS.items()}}

@@ -11,8 +11,8 @@ from scipy import stats
 
 from cclnet.errors import InputError
 from cclnet.evaluation.compare import compare
-from cclnet.evaluation.judge import judge
-from cclnet.predictions import Predictions, write_predictions
+from cclnet.evaluation.evaluate import evaluate
+from cclnet.runs.predictions import Predictions, write_predictions
 from made_predictions import several_labels, single_label, write_run
 
 IMAGES = 150
@@ -37,7 +37,7 @@ def test_the_whole_dict(tmp_path: Path) -> None:
     compared = compare(methods(tmp_path, ccl=2.5, hard=1.0), draws=100)
     assert json.loads(json.dumps(compared, allow_nan=False)) == compared
     assert list(compared) == [
-        "format", "kind", "task", "classes", "part", "intervals", "primary", "metrics", "methods", "comparisons",
+        "format", "kind", "task", "classes", "split", "intervals", "primary", "metrics", "methods", "comparisons",
         "correlation", "warnings", "versions",
     ]  # fmt: skip
     assert [m["name"] for m in compared["metrics"]] == [
@@ -57,7 +57,7 @@ def test_the_whole_dict(tmp_path: Path) -> None:
 def test_values_are_those_of_judge_and_differences_follow(tmp_path: Path) -> None:
     runs = methods(tmp_path, ccl=2.0, hard=1.5)
     compared = compare(runs, draws=100)
-    judged = [judge(run, draws=10) for run in runs]
+    judged = [evaluate(run, draws=10) for run in runs]
     for name in ("accuracy", "kappa", "macro_auroc", "nll", "ece"):
         values = [(j["scores"] | j["calibration"]["before"])[name]["value"] for j in judged]
         ours = [m["scores"][name]["values"] for m in compared["methods"]]

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from cclnet.correlation_file import read_correlation, write_correlation
 from cclnet.errors import InputError
-from cclnet.evaluation import correlation
+from cclnet.evaluation import similarity as correlation
 from cclnet.functional import smoothed_labels
+from cclnet.runs.soft_labels import read_soft_labels, write_soft_labels
 
 MATRIX = np.array([[0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.1, 0.4, 0.5]])
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     names = ("class", "NA", 'a, "b"')
-    write_correlation(tmp_path / "c.csv", names, MATRIX)
-    classes, matrix = read_correlation(tmp_path / "c.csv")
+    write_soft_labels(tmp_path / "c.csv", names, MATRIX)
+    classes, matrix = read_soft_labels(tmp_path / "c.csv")
     assert classes == names
     np.testing.assert_array_equal(matrix, MATRIX)
 
@@ -41,15 +41,15 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 def test_what_is_no_matrix_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "c.csv").write_text(text)
     with pytest.raises(InputError) as caught:
-        read_correlation(tmp_path / "c.csv")
+        read_soft_labels(tmp_path / "c.csv")
     assert message in str(caught.value)
 
 
 def test_a_missing_file_and_a_wrong_size_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="hard labels have none"):
-        read_correlation(tmp_path / "c.csv")
+        read_soft_labels(tmp_path / "c.csv")
     with pytest.raises(InputError, match=r"2 classes need a matrix of that size, got \[3, 3\]"):
-        write_correlation(tmp_path / "c.csv", ("a", "b"), MATRIX)
+        write_soft_labels(tmp_path / "c.csv", ("a", "b"), MATRIX)
     with pytest.raises(InputError, match="matrices of 3 and 2 classes"):
         correlation.agreement(MATRIX, np.eye(2))
 

@@ -9,23 +9,22 @@ import numpy as np
 import pytest
 
 from cclnet.errors import InputError
-from cclnet.evaluation.calibration import MEASURES, measure
-from cclnet.evaluation.judge import judge
-from cclnet.evaluation.scores import PER_CLASS, score
-from cclnet.evaluation.temperature import fit_temperature
-from cclnet.predictions import Predictions, write_predictions
+from cclnet.evaluation.calibration import MEASURES, fit_temperature, measure
+from cclnet.evaluation.evaluate import evaluate
+from cclnet.evaluation.metrics import PER_CLASS, score
+from cclnet.runs.predictions import Predictions, write_predictions
 from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, given, several_labels, single_label, write_run
 
 EVERY = {**SINGLE_LABEL, **{f"several labels, {name}": made for name, made in SEVERAL_LABELS.items()}}
 
 
 def parted(made: Predictions, *parts: str) -> Predictions:
-    return replace(made, parts=np.resize(np.array(parts), len(made)))
+    return replace(made, splits=np.resize(np.array(parts), len(made)))
 
 
 def judged_file(folder: Path, made: Predictions, **options: Any) -> dict[str, Any]:
     write_predictions(folder / "p.csv", made)
-    return judge(folder / "p.csv", **options)
+    return evaluate(folder / "p.csv", **options)
 
 
 def numbers_with_interval(judged: dict[str, Any]) -> list[tuple[str, dict[str, float | None]]]:
@@ -40,7 +39,7 @@ def test_every_case_gives_the_whole_dict_as_plain_json(tmp_path: Path, made: Pre
     judged = judged_file(tmp_path, made, draws=50)
     assert json.loads(json.dumps(judged, allow_nan=False)) == judged
     assert list(judged) == [
-        "format", "kind", "name", "model", "task", "classes", "part", "intervals", "scores", "per_class", "confusion",
+        "format", "kind", "name", "model", "task", "classes", "split", "intervals", "scores", "per_class", "confusion",
         "calibration", "leak", "correlation", "mistakes", "warnings", "versions",
     ]  # fmt: skip
     for name, number in numbers_with_interval(judged):
@@ -72,29 +71,29 @@ def test_the_values_are_those_of_scores_and_calibration(tmp_path: Path, made: Pr
 def test_a_run_folder_gets_its_scores_and_its_temperature(tmp_path: Path) -> None:
     made = parted(single_label(400), "test", "val", "calibration", "test")
     run = write_run(tmp_path / "run", made, extra="kept")
-    judged = judge(run, draws=50)
+    judged = evaluate(run, draws=50)
     assert json.loads((run / "scores.json").read_text()) == judged
     model = json.loads((run / "model.json").read_text())
     aside = judged["calibration"]["temperature"]
     assert model == judged["model"] and model["extra"] == "kept"
     assert (
-        model["temperature"] == aside["value"] == pytest.approx(fit_temperature(made.of_part("calibration")), rel=1e-5)
+        model["temperature"] == aside["value"] == pytest.approx(fit_temperature(made.of_split("calibration")), rel=1e-5)
     )
     assert aside["fitted_on"] == "calibration" and aside["images"] == 100
-    assert judged["name"] == "run" and judged["part"]["name"] == "test" and judged["part"]["images"] == 200
-    assert judged["part"]["images_of_parts"] == {"test": 200, "val": 100, "calibration": 100}
-    assert judge(run, draws=50) == judged  # again the same
-    assert judge(run, draws=50, seed=1)["scores"] != judged["scores"]
+    assert judged["name"] == "run" and judged["split"]["name"] == "test" and judged["split"]["images"] == 200
+    assert judged["split"]["images_of_splits"] == {"test": 200, "val": 100, "calibration": 100}
+    assert evaluate(run, draws=50) == judged  # again the same
+    assert evaluate(run, draws=50, seed=1)["scores"] != judged["scores"]
 
 
 def test_a_run_judged_elsewhere_is_left_alone(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", parted(single_label(100), "test", "calibration"))
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    judged = judge(run, tmp_path / "elsewhere", draws=20)
+    judged = evaluate(run, tmp_path / "elsewhere", draws=20)
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
     written = json.loads((tmp_path / "elsewhere" / "scores.json").read_text())
     assert written["model"]["temperature"] == judged["calibration"]["temperature"]["value"] is not None
-    judge(run, run / ".." / "run", draws=20)  # the run folder by another name
+    evaluate(run, run / ".." / "run", draws=20)  # the run folder by another name
     assert json.loads((run / "model.json").read_text())["temperature"] == written["model"]["temperature"]
 
 
@@ -104,11 +103,11 @@ def test_scores_of_a_file_go_where_they_are_asked_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "reported"), [(("test", "val"), "test"), (("val", "train"), "val"), (("train", "calibration"), "all")]
+    ("splits", "reported"), [(("test", "val"), "test"), (("val", "train"), "val"), (("train", "calibration"), "all")]
 )
-def test_test_is_reported_else_val_else_all(tmp_path: Path, parts: tuple[str, ...], reported: str) -> None:
-    judged = judged_file(tmp_path, parted(single_label(40), *parts), draws=20)
-    assert judged["part"]["name"] == reported
+def test_test_is_reported_else_val_else_all(tmp_path: Path, splits: tuple[str, ...], reported: str) -> None:
+    judged = judged_file(tmp_path, parted(single_label(40), *splits), draws=20)
+    assert judged["split"]["name"] == reported
     assert ("The file names no part 'test' or 'val', so all of its images are reported." in judged["warnings"]) == (
         reported == "all"
     )
@@ -116,7 +115,7 @@ def test_test_is_reported_else_val_else_all(tmp_path: Path, parts: tuple[str, ..
 
 def test_a_missing_class_and_what_was_taken_for_it_are_named(tmp_path: Path) -> None:
     judged = judged_file(tmp_path, given([0, 0, 1], [[0.8, 0.1, 0.1], [0.1, 0.1, 0.8], [0.1, 0.8, 0.1]]), draws=20)
-    assert judged["part"]["missing_classes"] == ["cat"]
+    assert judged["split"]["missing_classes"] == ["cat"]
     assert "No image of cat in the reported part: left out of every macro mean." in judged["warnings"]
     assert "The model took 1 image for a class that is not in the reported part." in judged["warnings"]
     assert judged["per_class"][2]["f1"] == {"value": None, "low": None, "high": None}
@@ -141,20 +140,20 @@ def test_groups_seen_in_training_are_counted(tmp_path: Path) -> None:
     split = (
         "image,part,group,label\na,train,g1,ant\nb,train,g3,bee\nw,val,g1,ant\nx,val,g2,ant\ny,val,g3,bee\nz,val,,bee\n"
     )
-    judged = judge(write_run(tmp_path / "run", made, split=split), draws=20)
+    judged = evaluate(write_run(tmp_path / "run", made, split=split), draws=20)
     assert judged["leak"]["images"] == 2 and judged["leak"]["share"] == 0.5
     assert judged["leak"]["per_class"] == [
         {"class": "ant", "images": 1, "share": 0.5}, {"class": "bee", "images": 1, "share": 0.5},
     ]  # fmt: skip
     assert "2 of 4 images (50%) show a lesion or patient that the model was trained on." in judged["leak"]["in_words"]
     assert any(w.endswith("Scores on new patients will be lower.") for w in judged["warnings"])
-    clean = judge(write_run(tmp_path / "clean", made, split=split.replace("train", "test")), draws=20)
+    clean = evaluate(write_run(tmp_path / "clean", made, split=split.replace("train", "test")), draws=20)
     assert clean["leak"]["images"] == 0 and clean["leak"]["in_words"].startswith("None of 3 images")
     assert clean["leak"]["in_words"].endswith("Of 1 others it is not known.")
     elsewhere = replace(made, images=np.array([f"folder/{name}" for name in made.images]))
-    assert judge(write_run(tmp_path / "elsewhere", elsewhere, split=split), draws=20)["leak"] is None
+    assert evaluate(write_run(tmp_path / "elsewhere", elsewhere, split=split), draws=20)["leak"] is None
     no_groups = "image,part,label\nw,val,ant\n"
-    assert judge(write_run(tmp_path / "none", made, split=no_groups), draws=20)["leak"] is None
+    assert evaluate(write_run(tmp_path / "none", made, split=no_groups), draws=20)["leak"] is None
 
 
 def test_a_temperature_fitted_on_reported_groups_is_told(tmp_path: Path) -> None:
@@ -169,7 +168,7 @@ def test_the_matrix_is_summed_up_in_the_order_of_the_classes(tmp_path: Path) -> 
     made = single_label(60, 3)
     matrix = np.array([[0.6, 0.1, 0.3], [0.1, 0.7, 0.2], [0.3, 0.2, 0.5]])
     run = write_run(tmp_path / "run", made, matrix=matrix, class_counts=[10, 100, 1], collapse_softness=0.5)
-    found = judge(run, draws=20)
+    found = evaluate(run, draws=20)
     assert found["correlation"]["matrix"] == matrix.tolist()
     assert found["correlation"]["collapse_softness"] == 0.5
     assert found["correlation"]["rarity_agreement"] == pytest.approx(1.0)
@@ -179,10 +178,10 @@ def test_the_matrix_is_summed_up_in_the_order_of_the_classes(tmp_path: Path) -> 
     text = ["class," + ",".join(made.classes[k] for k in order)]
     text += [f"{made.classes[i]}," + ",".join(str(matrix[i, k]) for k in order) for i in order]
     (run / "correlation.csv").write_text("\n".join(text) + "\n")
-    assert judge(run, draws=20)["correlation"]["matrix"] == matrix.tolist()
+    assert evaluate(run, draws=20)["correlation"]["matrix"] == matrix.tolist()
     (run / "correlation.csv").write_text("class,a,b\na,0.5,0.5\nb,0.5,0.5\n")
     with pytest.raises(InputError, match="They are not of one run"):
-        judge(run, draws=20)
+        evaluate(run, draws=20)
 
 
 def test_the_most_confident_errors_come_first(tmp_path: Path) -> None:
@@ -197,7 +196,7 @@ def test_the_most_confident_errors_come_first(tmp_path: Path) -> None:
 
 def test_model_json_says_whether_labels_are_several(tmp_path: Path) -> None:
     made = replace(several_labels(30, 2), labels=np.resize(np.array([[1, 0], [0, 1]], np.uint8), (30, 2)))
-    judged = judge(write_run(tmp_path / "run", made), draws=20)  # one label each, as if of one kind
+    judged = evaluate(write_run(tmp_path / "run", made), draws=20)  # one label each, as if of one kind
     assert judged["task"] == "multi-label"
 
 
@@ -206,17 +205,17 @@ def test_a_broken_model_json_is_named(tmp_path: Path, text: str, message: str) -
     run = write_run(tmp_path / "run", single_label(10))
     (run / "model.json").write_text(text)
     with pytest.raises(InputError, match=message):
-        judge(run)
+        evaluate(run)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("", "cannot be read as comma-separated text"), ("image,group\nx,g\n", "has no column part")]
+    ("text", "message"), [("", "cannot be read as comma-separated text"), ("image,group\nx,g\n", "has no column split")]
 )
 def test_a_broken_split_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=rf"split\.csv {message}"):
-        judge(write_run(tmp_path / "run", single_label(10), split=text), draws=10)
+        evaluate(write_run(tmp_path / "run", single_label(10), split=text), draws=10)
 
 
 def test_a_folder_without_predictions_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no predictions\.csv"):
-        judge(tmp_path)
+        evaluate(tmp_path)

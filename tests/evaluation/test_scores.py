@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from cclnet.evaluation.scores import confusion, decisions, place_of_label, score
-from cclnet.predictions import Predictions
+from cclnet.evaluation.metrics import confusion, decisions, place_of_label, score
+from cclnet.runs.predictions import Predictions
 from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, given, single_label
 
 single = pytest.mark.parametrize("made", SINGLE_LABEL.values(), ids=SINGLE_LABEL.keys())

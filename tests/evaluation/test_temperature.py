@@ -8,9 +8,15 @@ import pytest
 from scipy import special
 
 from cclnet.evaluation.bootstrap import Units, units_of
-from cclnet.evaluation.calibration import measure
-from cclnet.evaluation.temperature import calibrate, fit_temperature, fitting_part, halves_of, with_temperature
-from cclnet.predictions import Predictions
+from cclnet.evaluation.calibration import (
+    calibrate,
+    fit_temperature,
+    fitting_split,
+    halves_of,
+    measure,
+    with_temperature,
+)
+from cclnet.runs.predictions import Predictions
 from made_predictions import given, several_labels, single_label
 
 
@@ -72,7 +78,7 @@ def test_nothing_wrong_has_no_best_temperature() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "reported", "expected"),
+    ("splits", "reported", "expected"),
     [
         (["test", "val", "calibration"], "test", "calibration"),
         (["test", "val"], "test", "val"),
@@ -83,11 +89,11 @@ def test_nothing_wrong_has_no_best_temperature() -> None:
     ],
 )
 def test_the_part_to_fit_on_is_not_the_one_reported(
-    parts: list[str] | None, reported: str, expected: str | None
+    splits: list[str] | None, reported: str, expected: str | None
 ) -> None:
-    made = single_label(len(parts) if parts else 3)
-    made = replace(made, parts=None if parts is None else np.array(parts))
-    assert fitting_part(made, reported) == expected
+    made = single_label(len(splits) if splits else 3)
+    made = replace(made, splits=None if splits is None else np.array(splits))
+    assert fitting_split(made, reported) == expected
 
 
 def test_a_part_set_aside_gives_the_temperature() -> None:

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from cclnet.evaluation.bootstrap import Statistic
-from cclnet.evaluation.scores import PER_CLASS, score
-from cclnet.evaluation.weighted import blocks_of, decision_statistic, ranking_statistic
-from cclnet.predictions import Floats, Predictions
+from cclnet.evaluation.metrics import PER_CLASS, blocks_of, decision_statistic, ranking_statistic, score
+from cclnet.runs.predictions import Floats, Predictions
 from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, single_label
 
 EVERY = {**SINGLE_LABEL, **{f"several labels, {name}": made for name, made in SEVERAL_LABELS.items()}}

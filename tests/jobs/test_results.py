@@ -15,13 +15,12 @@ from typer.testing import CliRunner
 from cclnet import InputError
 from cclnet.cli import app
 from cclnet.evaluation.calibration import measure
-from cclnet.evaluation.judge import judge
-from cclnet.evaluation.runs import open_run
-from cclnet.jobs.job import Job
-from cclnet.jobs.results import _shortened, differs_from_result, differs_from_run, read_results
-from cclnet.predictions import Predictions
-from cclnet.training.run_folder import RunFolder
-from cclnet.training.settings import Settings, make_settings
+from cclnet.evaluation.evaluate import evaluate
+from cclnet.runs.folder import RunFolder, open_run
+from cclnet.runs.predictions import Predictions
+from cclnet.settings import Settings, make_settings
+from cclnet.sweep.cells import Job
+from cclnet.sweep.results import _shortened, differs_from_result, differs_from_run, read_results
 from made_runs import CLASSES, made_result
 
 JOB = Job("ccl-seed0", Settings(data="/somewhere/isic"), {"method": "ccl", "seed": 0})
@@ -53,7 +52,7 @@ def test_what_is_known_of_leaks_is_not_lost(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
         for page in ("report.md", "report.html"):
             assert leak["in_words"] in (tmp_path / "out" / page).read_text()
-    assert f"{words} Scores on new patients will be lower." in judge(path, draws=10)["warnings"]
+    assert f"{words} Scores on new patients will be lower." in evaluate(path, draws=10)["warnings"]
     path.write_text(json.dumps(content | {"leak": None}))
     assert open_run(path).leak() is None
 
@@ -139,7 +138,7 @@ def test_a_result_is_opened_like_a_run(tmp_path: Path) -> None:
     job = Job("ols-seed3", make_settings({"method": "ols", "seed": 3, "method_settings": {"alpha": 0.25}}))
     kept = open_run(made_result(tmp_path, job, wrong=6).path)
     whole = open_run(tmp_path / "runs" / "ols-seed3")
-    assert (kept.name, kept.seed, kept.part, kept.folder) == ("ols-seed3", 3, "val", None)
+    assert (kept.name, kept.seed, kept.split, kept.folder) == ("ols-seed3", 3, "val", None)
     assert kept.model is not None and kept.model["method_settings"] == {"alpha": 0.25}
     np.testing.assert_allclose(kept.predictions.probabilities, whole.predictions.probabilities, atol=1e-4)
     assert kept.predictions.images.tolist() == whole.predictions.images.tolist()

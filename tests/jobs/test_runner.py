@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from cclnet import InputError
-from cclnet.jobs.job import Job, Work
-from cclnet.jobs.outcome import Log, Outcome
-from cclnet.jobs.results import read_results
-from cclnet.jobs.runner import run_jobs
-from cclnet.jobs.worker import Message
-from cclnet.training.settings import make_settings
+from cclnet.settings import make_settings
+from cclnet.sweep.cells import Job, Work
+from cclnet.sweep.local import Log, Message, Outcome, run_jobs
+from cclnet.sweep.results import read_results
 from made_runs import made_result, made_run
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from cclnet import InputError
-from cclnet.evaluation.judge import judge
-from cclnet.jobs.job import Job, Work
-from cclnet.jobs.worker import OutOfTime, judge_job, train_job
-from cclnet.training.settings import make_settings
+from cclnet.evaluation.evaluate import evaluate
+from cclnet.settings import make_settings
+from cclnet.sweep.cells import Job, Work
+from cclnet.sweep.local import OutOfTime, judge_job, train_job
 
 SETTINGS: dict[str, Any] = {
     "data": "synthetic:images=84,size=32", "backbone": "test_resnet",
@@ -45,7 +45,7 @@ def test_a_job_out_of_time_goes_on_to_the_same_end(tmp_path: Path) -> None:
     assert not (stopped.run_folder(JOB) / "checkpoints").exists()
     assert (result["epochs"], result["images"], len(result["softness"])) == (3, 63, 3)
     assert result["images_per_second"] > 0 and result["settings"]["method_settings"]["widths"] == [16, 8]
-    again = judge(stopped.results / f"{JOB.name}.json")
+    again = evaluate(stopped.results / f"{JOB.name}.json")
     for name in ("accuracy", "kappa", "macro_f1"):
         assert again["scores"][name]["value"] == pytest.approx(result["scores"][name]["value"], abs=1e-6)
 

@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cclnet import CCLNet, InputError, build_method, functional
 from cclnet.errors import NotFinite
-from cclnet.evaluation.correlation import agreement
+from cclnet.evaluation.similarity import agreement
 from cclnet.methods import Classes
 from cclnet.methods.ccl_centroid import CCLCentroid, labels_at_softness
-from cclnet.methods.class_places import SHRINKAGE, batch_moments, class_distances, class_means, raw_distances
+from cclnet.methods.class_geometry import SHRINKAGE, batch_moments, class_distances, class_means, raw_distances
 
 K, WIDTH = 4, 6
 OFF = ~torch.eye(K, dtype=torch.bool)
@@ -153,7 +153,7 @@ def test_an_epoch_of_noise_is_no_structure_to_be_lost(name: str) -> None:
         features = torch.randn(len(labels), 64, generator=generator) + (epoch > 0) * places[labels]
         method(features, torch.zeros(len(labels), 7), labels)
         assert method.end_epoch()["frozen"] == 0.0
-    assert agreement(method.soft_labels(), -torch.cdist(places, places) ** 2) > 0.6
+    assert agreement(method.soft_labels(), -(torch.cdist(places, places) ** 2)) > 0.6
 
 
 def test_plain_and_centred_distances() -> None:
@@ -186,9 +186,7 @@ def test_softness_is_what_was_asked_for(softness: float, name: str) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.integers(2, 9), st.floats(0.01, 0.98), st.floats(1e-3, 1e3), st.integers(0, 10**6), st.floats(0.0, 1.0)
-)
+@given(st.integers(2, 9), st.floats(0.01, 0.98), st.floats(1e-3, 1e3), st.integers(0, 10**6), st.floats(0.0, 1.0))
 def test_labels_at_softness(size: int, above: float, scale: float, seed: int, equal: float) -> None:
     """Any symmetric distances, equal classes included, once their mean is one; and their scale does not matter."""
     softness = 1 / size + above * (1 - 1 / size)

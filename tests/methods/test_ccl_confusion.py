@@ -10,7 +10,7 @@ from cclnet import InputError, build_method, functional
 from cclnet.methods import Classes
 from cclnet.methods.ccl_centroid import CCLCentroid
 from cclnet.methods.ccl_confusion import FLATTENING, CCLConfusion, batch_mistaken, judge_of, mistaken_distances
-from cclnet.methods.class_places import SHRINKAGE, batch_moments, class_means, rooted
+from cclnet.methods.class_geometry import SHRINKAGE, batch_moments, class_means, rooted
 
 K, WIDTH = 4, 6
 OFF = ~torch.eye(K, dtype=torch.bool)

@@ -15,11 +15,11 @@ from scipy.stats import spearmanr
 from torch.nn.parallel import DistributedDataParallel
 
 from cclnet import CCLNet, InputError, build_method, functional
+from cclnet.functional import any_of, binary_cross_entropy
 from cclnet.methods import METHODS, Classes, check_method_fits, methods_for
 from cclnet.methods.ccl_centroid import CCLCentroid
 from cclnet.methods.ccl_multilabel import CCLMultilabel, class_effects
-from cclnet.methods.class_places import SHRINKAGE, batch_moments, class_distances, class_means
-from cclnet.multilabel import any_of, binary_cross_entropy
+from cclnet.methods.class_geometry import SHRINKAGE, batch_moments, class_distances, class_means
 
 K, WIDTH = 4, 6
 OFF = ~torch.eye(K, dtype=torch.bool)

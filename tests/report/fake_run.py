@@ -42,14 +42,14 @@ def write_run(
     raised = np.exp(1.6 * logits - (1.6 * logits).max(axis=1, keepdims=True))
     p = 1 / (1 + np.exp(-1.5 * (logits - skill))) if multilabel else raised / raised.sum(axis=1, keepdims=True)
     parts = np.array(["calibration", "val", "val", "val"])[np.arange(images) % 4]
-    frame = pd.DataFrame({"image": list(names) if names else [f"ISIC_{i:07d}" for i in range(images)], "part": parts})
+    frame = pd.DataFrame({"image": list(names) if names else [f"ISIC_{i:07d}" for i in range(images)], "split": parts})
     if groups:
         frame["group"] = [f"HAM_{i // 2:07d}" for i in range(images)]
     frame["label"] = ["|".join(np.array(classes)[row > 0]) for row in hits]
     frame = pd.concat([frame, pd.DataFrame(p, columns=[f"p_{name}" for name in classes])], axis=1)
     frame.to_csv(folder / "predictions.csv", index=False, float_format="%.9g")
-    split = frame[[c for c in ("image", "part", "group", "label") if c in frame]].copy()
-    split.loc[split.index % 4 == 1, "part"] = "train"  # their partners in a group are reported: leaks to be found
+    split = frame[[c for c in ("image", "split", "group", "label") if c in frame]].copy()
+    split.loc[split.index % 4 == 1, "split"] = "train"  # their partners in a group are reported: leaks to be found
     split.to_csv(folder / "split.csv", index=False)
     _write_training(folder, classes, seed, method, multilabel, data, epochs, drawn)
     return folder

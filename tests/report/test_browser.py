@@ -11,9 +11,9 @@ import pytest
 from fake_run import write_run
 
 from cclnet.evaluation.compare import compare
-from cclnet.evaluation.judge import judge
+from cclnet.evaluation.evaluate import evaluate
 from cclnet.report import write_comparison, write_report
-from cclnet.report.words import value_text
+from cclnet.report.text import value_text
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -42,7 +42,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, lis
     runs = {
         m: [write_run(folder / f"{m}-{s}", method=m, seed=s, images=200) for s in range(2)] for m in ("ccl", "hard")
     }
-    judged, compared = judge(runs["ccl"][0], draws=50), compare(runs, draws=50)
+    judged, compared = evaluate(runs["ccl"][0], draws=50), compare(runs, draws=50)
     headline = [value_text(number["value"], name) for name, number in judged["scores"].items()]
     return {
         "report": (write_report(runs["ccl"][0], judged), headline),

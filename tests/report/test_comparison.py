@@ -9,7 +9,7 @@ from page_check import read_page
 
 from cclnet.evaluation.compare import compare
 from cclnet.report import write_comparison
-from cclnet.report.words import difference_text, p_text, value_text
+from cclnet.report.text import difference_text, p_text, value_text
 
 
 def seeds(make_run: MakeRun, method: str, count: int, **settings: Any) -> list[Path]:

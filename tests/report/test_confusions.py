@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cclnet.report.confusions import frequent_confusions
+from cclnet.report.figures import frequent_confusions
 
 CLASSES = ["A", "B", "C", "D"]
 # A and D are taken for each other by half of D and a tenth of A; B for C by a fifth of B.

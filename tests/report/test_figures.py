@@ -12,7 +12,7 @@ from fake_run import MakeRun
 from cclnet import build_method
 from cclnet.methods import METHODS, Classes, methods_for
 from cclnet.report.figures import Figure, kept_at, loss_terms, reliability, risk_coverage, training_curves
-from cclnet.report.run_files import read_run
+from cclnet.report.html import read_run
 
 SIDE = {
     "ece": {"value": 0.05, "low": 0.04, "high": 0.06},

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cclnet.report.heat import agreement_table, confusion_table, soft_label_table
+from cclnet.report.figures import agreement_table, confusion_table, soft_label_table
 
 
 def test_confusions_show_counts_shares_and_colour() -> None:

@@ -6,7 +6,7 @@ from importlib.resources import files
 import pytest
 from jinja2 import UndefinedError
 
-from cclnet.report.page import markdown_text, render
+from cclnet.report.html import markdown_text, render
 
 STYLE = files("cclnet.report").joinpath("templates/page.css").read_text(encoding="utf-8")
 LIGHT, DARK = (dict(re.findall(r"--([\w-]+): ([^;]+);", block)) for block in re.findall(r":root {(.*?)}", STYLE, re.S))

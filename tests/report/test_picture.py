@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from cclnet.report.picture import save_picture
+from cclnet.reproduce.paper_figures import save_picture
 
 
 def drawn() -> Figure:
@@ -22,9 +22,7 @@ def test_a_picture_is_small_and_looks_like_the_figure(tmp_path: Path) -> None:
     save_picture(drawn(), tmp_path / "small.png", dots=100)
     drawn().savefig(tmp_path / "full.png", dpi=100)
     assert (tmp_path / "small.png").stat().st_size < 0.6 * (tmp_path / "full.png").stat().st_size
-    small, full = (
-        np.asarray(Image.open(tmp_path / f"{name}.png").convert("RGB"), float) for name in ("small", "full")
-    )
+    small, full = (np.asarray(Image.open(tmp_path / f"{name}.png").convert("RGB"), float) for name in ("small", "full"))
     assert small.shape == (300, 400, 3) and np.abs(small - full).max() < 48 and np.abs(small - full).mean() < 0.5
 
 

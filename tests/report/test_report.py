@@ -11,14 +11,14 @@ from fake_run import CLASSES, MakeRun
 from page_check import read_page
 from PIL import Image
 
-from cclnet.evaluation.judge import judge
+from cclnet.evaluation.evaluate import evaluate
 from cclnet.report import write_report
-from cclnet.report.words import interval_text, value_text
+from cclnet.report.text import interval_text, value_text
 
 
 def test_the_page_has_every_number_of_the_headline(make_run: MakeRun) -> None:
     run = make_run()
-    judged = judge(run, draws=50)
+    judged = evaluate(run, draws=50)
     path = write_report(run, judged)
     assert path == run / "report.html"
     page, markdown = read_page(path), (run / "report.md").read_text()
@@ -28,7 +28,7 @@ def test_the_page_has_every_number_of_the_headline(make_run: MakeRun) -> None:
             assert value_text(number["value"], name) in text and interval_text(number, name) in text
     assert path.stat().st_size < 1_500_000
     assert page.tags.count("svg") > 8 and "script" not in page.tags
-    assert f"{judged['leak']['images']} of {judged['part']['images']}" in page.text  # the leak audit
+    assert f"{judged['leak']['images']} of {judged['split']['images']}" in page.text  # the leak audit
     assert "frozen at epoch 25" in page.text and "split.by group" in page.text
 
 
@@ -36,7 +36,7 @@ def test_names_of_classes_and_images_are_text_and_nothing_else(make_run: MakeRun
     classes = ("<script>alert(1)</script>", 'a"b', "x|y & <b>", "`*_plain_*`")
     names = [f"<img src=x onerror=alert({i})>" for i in range(80)]
     run = make_run('run <i>"', classes=classes, names=names, images=80, data="<u>nowhere</u>", groups=False)
-    page = read_page(write_report(run, judge(run, draws=50)))
+    page = read_page(write_report(run, evaluate(run, draws=50)))
     assert page.problems == [] and not {"script", "img", "i", "u"} & set(page.tags[page.tags.index("body") :]) - {"i"}
     assert "<script>alert(1)</script>" in page.text and "x|y & <b>" in page.text and "<u>nowhere</u>" in page.text
     markdown = (run / "report.md").read_text()
@@ -57,7 +57,7 @@ def test_thumbnails_of_the_worst_mistakes(make_run: MakeRun, tmp_path: Path) -> 
 
     names = list(open_data(images).names)
     run = make_run(names=names, images=60, data=str(images), skill=0.5)
-    judged = judge(run, draws=50)
+    judged = evaluate(run, draws=50)
     page = read_page(write_report(run, judged))
     assert page.tags.count("img") == len(judged["mistakes"]) > 5 and page.problems == []
     shutil.rmtree(images)
@@ -67,17 +67,17 @@ def test_thumbnails_of_the_worst_mistakes(make_run: MakeRun, tmp_path: Path) -> 
 
 def test_several_labels_an_image(make_run: MakeRun) -> None:
     run = make_run(multilabel=True, classes=("oedema", "nodule", "mass"), images=200)
-    page = read_page(write_report(run, judge(run, draws=50)))
+    page = read_page(write_report(run, evaluate(run, draws=50)))
     assert page.problems == [] and "Mean average precision" in page.text and "is a decision of its own" in page.text
     assert "What is taken for what" not in page.text and "an image may carry several labels" in page.text
 
 
 def test_predictions_from_elsewhere_are_enough(make_run: MakeRun, tmp_path: Path) -> None:
-    frame = pd.read_csv(make_run() / "predictions.csv").drop(columns=["part", "group"])
+    frame = pd.read_csv(make_run() / "predictions.csv").drop(columns=["split", "group"])
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     frame.to_csv(folder / "theirs.csv", index=False)
-    path = write_report(folder / "theirs.csv", judge(folder / "theirs.csv", draws=50))
+    path = write_report(folder / "theirs.csv", evaluate(folder / "theirs.csv", draws=50))
     page = read_page(path)
     assert path.parent == folder and page.problems == []
     assert "no metrics.jsonl" in page.text and "no correlation.csv" in page.text and "no settings.toml" in page.text
@@ -86,14 +86,14 @@ def test_predictions_from_elsewhere_are_enough(make_run: MakeRun, tmp_path: Path
 
 def test_the_report_can_be_written_elsewhere(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
-    path = write_report(run, judge(run, draws=50), out=tmp_path / "new" / "folder")
+    path = write_report(run, evaluate(run, draws=50), out=tmp_path / "new" / "folder")
     assert path.parent == tmp_path / "new" / "folder" and (path.parent / "report.md").exists()
     assert not (run / "report.html").exists()
 
 
 def test_hard_labels_leave_the_soft_labels_out(make_run: MakeRun) -> None:
     run = make_run(method="hard")
-    page = read_page(write_report(run, judge(run, draws=50)))
+    page = read_page(write_report(run, evaluate(run, draws=50)))
     assert page.problems == [] and "Soft labels" not in page.text and "Rank in soft labels" not in page.text
 
 
@@ -101,24 +101,24 @@ def test_soft_labels_that_are_taken_out_are_told(make_run: MakeRun) -> None:
     run = make_run()
     model = json.loads((run / "model.json").read_text())
     size = len(model["classes"])
-    assert "taken out of the probabilities" not in read_page(write_report(run, judge(run, draws=50))).text
+    assert "taken out of the probabilities" not in read_page(write_report(run, evaluate(run, draws=50))).text
     model["target"] = np.full((size, size), 0.2 / size).tolist()
     (run / "model.json").write_text(json.dumps(model))
-    assert "taken out of the probabilities" in read_page(write_report(run, judge(run, draws=50))).text
+    assert "taken out of the probabilities" in read_page(write_report(run, evaluate(run, draws=50))).text
 
 
 def test_a_class_without_images_is_named(make_run: MakeRun) -> None:
     run = make_run()
     frame = pd.read_csv(run / "predictions.csv")
     frame[frame["label"] != "DF"].to_csv(run / "predictions.csv", index=False)
-    page = read_page(write_report(run, judge(run, draws=50)))
+    page = read_page(write_report(run, evaluate(run, draws=50)))
     assert page.problems == [] and "No image of this part is of class DF" in page.text
 
 
 def test_a_single_image_is_reported_without_intervals(make_run: MakeRun, tmp_path: Path) -> None:
-    frame = pd.read_csv(make_run() / "predictions.csv").drop(columns=["part", "group"])
+    frame = pd.read_csv(make_run() / "predictions.csv").drop(columns=["split", "group"])
     frame.head(1).to_csv(tmp_path / "one.csv", index=False)
-    page = read_page(write_report(tmp_path / "one.csv", judge(tmp_path / "one.csv"), out=tmp_path / "out"))
+    page = read_page(write_report(tmp_path / "one.csv", evaluate(tmp_path / "one.csv"), out=tmp_path / "out"))
     assert page.problems == [] and "no interval" in page.text
 
 
@@ -128,14 +128,14 @@ def test_a_perfect_model(make_run: MakeRun) -> None:
     for name in CLASSES:
         frame[f"p_{name}"] = (frame["label"] == name).astype(float)
     frame.to_csv(run / "predictions.csv", index=False)
-    page = read_page(write_report(run, judge(run, draws=50)))
+    page = read_page(write_report(run, evaluate(run, draws=50)))
     assert page.problems == [] and "No two classes were confused." in page.text and "Worst mistakes" not in page.text
 
 
 @pytest.mark.parametrize("count", [2, 20, 45])
 def test_any_number_of_classes(make_run: MakeRun, count: int) -> None:
     run = make_run(classes=[f"class {k}" for k in range(count)], images=6 * count)
-    path = write_report(run, judge(run, draws=10))
+    path = write_report(run, evaluate(run, draws=10))
     page, markdown = read_page(path), (run / "report.md").read_text()
     assert page.problems == [] and path.stat().st_size < 1_500_000
     assert page.tags.count("img") == (2 if count > 40 else 0)  # the squares, once they are too large to write out

@@ -6,7 +6,7 @@ import pytest
 from fake_run import MakeRun
 
 from cclnet.errors import InputError
-from cclnet.report.run_files import RunFiles, flat_settings, read_run
+from cclnet.report.html import RunFiles, flat_settings, read_run
 
 
 def test_a_run_folder_has_settings_and_epochs(make_run: MakeRun) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cclnet.report.svg import Axis, Chart
+from cclnet.report.figures import Axis, Chart
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), st.booleans())

@@ -7,7 +7,7 @@ from fake_run import MakeRun
 from rich.console import Console
 
 from cclnet.evaluation.compare import compare
-from cclnet.evaluation.judge import judge
+from cclnet.evaluation.evaluate import evaluate
 from cclnet.functional import smoothed_labels
 from cclnet.report.terminal import print_comparison, print_judged
 
@@ -15,14 +15,14 @@ from cclnet.report.terminal import print_comparison, print_judged
 def test_names_in_brackets_are_no_markup(make_run: MakeRun) -> None:
     run = make_run(classes=("[bold]", "[/red]", "C"), images=60)
     console = Console(file=io.StringIO(), width=200)
-    print_judged(judge(run, draws=10), Path("out[1]/report.html"), console)
+    print_judged(evaluate(run, draws=10), Path("out[1]/report.html"), console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "[bold]" in said and "[/red]" in said and "report: out[1]/report.html" in said
 
 
 def test_labels_that_follow_nothing_have_no_rank_correlation(make_run: MakeRun) -> None:
     run = make_run(images=60)
-    judged = judge(run, draws=10)
+    judged = evaluate(run, draws=10)
     size = len(judged["classes"])
     judged["correlation"]["matrix"] = smoothed_labels(size, 0.5).tolist()
     judged["model"]["trained"]["data"] = "synthetic"

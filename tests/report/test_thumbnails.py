@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from cclnet.data.table import ImageTable
-from cclnet.report.thumbnails import data_uri, pixels, thumbnails
+from cclnet.report.html import data_uri, pixels, thumbnails
 
 
 def opened(uri: str) -> Image.Image:

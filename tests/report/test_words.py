@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 from cclnet.evaluation.calibration import MEASURES
-from cclnet.evaluation.compare import AFTER, CALIBRATION, MULTI_LABEL, SINGLE_LABEL
-from cclnet.evaluation.scores import PER_CLASS
-from cclnet.evaluation.verdict import IN_OWN_UNITS, LOWER_IS_BETTER
-from cclnet.report.words import SCORES, difference_interval_text, difference_text, score, signed_text, with_interval
+from cclnet.evaluation.compare import AFTER, CALIBRATION, IN_OWN_UNITS, LOWER_IS_BETTER, MULTI_LABEL, SINGLE_LABEL
+from cclnet.evaluation.metrics import PER_CLASS
+from cclnet.report.text import SCORES, difference_interval_text, difference_text, score, signed_text, with_interval
 
 COMPARED = {*SINGLE_LABEL, *MULTI_LABEL, *CALIBRATION, *AFTER}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import made_runs
-from cclnet.jobs.job import Job
 from cclnet.reproduce.experiments import SPLITS, TUNING, Cell, read_recipes
-from cclnet.reproduce.results import Result
+from cclnet.reproduce.seeds import Result
+from cclnet.sweep.cells import Job
 
 CLASSES = made_runs.CLASSES
 RECIPES = Path(__file__).parents[2] / "recipes" / "isic2018"

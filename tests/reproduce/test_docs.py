@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cclnet.evaluation.judge import judge
-from cclnet.jobs.results import predictions_path
+from cclnet.evaluation.evaluate import evaluate
 from cclnet.reproduce.pages import documents, grids, in_markdown
-from cclnet.reproduce.results import read_results
-from cclnet.reproduce.seeds import Seeds
+from cclnet.reproduce.seeds import Seeds, read_results
+from cclnet.sweep.results import predictions_path
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "isic2018"
@@ -35,7 +34,7 @@ KEPT = [path for path in sorted((ROOT / "results").rglob("*-seed*.json")) if pre
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_kept_scores_are_those_of_the_kept_predictions(path: Path) -> None:
     """As judging is now: what it changes has to be judged again."""
-    content, judged = json.loads(path.read_text(encoding="utf-8")), judge(path, draws=2)
+    content, judged = json.loads(path.read_text(encoding="utf-8")), evaluate(path, draws=2)
     before, after = judged["calibration"]["before"], judged["calibration"]["after"]
     found = judged["scores"] | {"ece": before["ece"], "ece_calibrated": after["ece"]}
     for name, kept in content["scores"].items():

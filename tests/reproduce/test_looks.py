@@ -10,15 +10,15 @@ import torch
 from made import RECIPES, kept, made_result, made_run
 
 from cclnet import InputError
-from cclnet.evaluation.correlation import agreement, mean_confusion
-from cclnet.evaluation.runs import open_run
-from cclnet.jobs.course import note_course, read_course
+from cclnet.evaluation.similarity import agreement, mean_confusion
 from cclnet.methods import build_method
 from cclnet.methods.base import Classes
-from cclnet.report.page import render
-from cclnet.reproduce import looks_cells
-from cclnet.reproduce.experiments import TUNING, read_recipes
-from cclnet.reproduce.looks import (
+from cclnet.report.html import render
+from cclnet.reproduce import experiments as looks_cells
+from cclnet.reproduce.experiments import CANDIDATES, CHOSEN, LOOKS, TUNING, USES, looks_cell, read_recipes
+from cclnet.reproduce.paper_figures import looks_figure
+from cclnet.reproduce.seeds import Result, Seeds, read_results
+from cclnet.reproduce.similarity_tables import (
     best_change,
     looks_grid,
     looks_pairs_grid,
@@ -27,11 +27,9 @@ from cclnet.reproduce.looks import (
     uses_grid,
     yardsticks,
 )
-from cclnet.reproduce.looks_cells import CANDIDATES, CHOSEN, LOOKS, USES, looks_cell
-from cclnet.reproduce.looks_figure import looks_figure
-from cclnet.reproduce.results import Result, read_results
-from cclnet.reproduce.seeds import Seeds
 from cclnet.reproduce.tables import Grid
+from cclnet.runs.folder import open_run
+from cclnet.sweep.results import note_course, read_course
 
 RESULTS = Path(__file__).parents[2] / "results" / "isic2018"
 WRONG = {"hard": 12, "lsr-u5": 12, "ccl": 9, "ccl-balanced": 9, "ccl-centroid": 3, "tuned": 3, "ccl-confusion": 3,

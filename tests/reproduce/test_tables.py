@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from made import made_result
 
-from cclnet.evaluation.verdict import verdict
+from cclnet.evaluation.compare import verdict
 from cclnet.reproduce import seeds as seeds_module
 from cclnet.reproduce.experiments import Cell, tune
 from cclnet.reproduce.paper import table1
-from cclnet.reproduce.results import Result, read_results
-from cclnet.reproduce.seeds import Seeds
+from cclnet.reproduce.seeds import Result, Seeds, read_results
 from cclnet.reproduce.tables import (
     NOT_RUN,
     Grid,

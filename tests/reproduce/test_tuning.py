@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 from made import RECIPES
 
-from cclnet.data.decode import decode
-from cclnet.data.leaks import groups_on_two_sides
+from cclnet.data.cache import decode
 from cclnet.data.sources import open_data
-from cclnet.data.split import SplitSettings, make_split
-from cclnet.reproduce.experiments import read_recipes
-from cclnet.reproduce.tuning import write_tuning_data
+from cclnet.data.split import groups_on_two_sides, make_split
+from cclnet.reproduce.experiments import read_recipes, write_tuning_data
+from cclnet.settings import SplitSettings
 
 
 def test_the_slice_holds_nothing_of_what_is_reported(tmp_path: Path) -> None:

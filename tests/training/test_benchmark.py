@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from cclnet.errors import InputError
+from cclnet.settings import make_settings
 from cclnet.training.benchmark import benchmark, markdown_table, results_table
-from cclnet.training.settings import make_settings
 
 
 @pytest.fixture

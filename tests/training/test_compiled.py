@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cclnet import CCLNet
 from cclnet.network import Classifier
-from cclnet.training import compiled
+from cclnet.training import cuda_graph as compiled
 
 
 def test_the_compiler_s_algebra_is_remembered() -> None:

@@ -7,7 +7,7 @@ import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 
 from cclnet.errors import InputError
-from cclnet.training.launch import find_launch
+from cclnet.training.setup import find_launch
 
 ALLOCATION = {"SLURM_JOB_ID": "1234", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_PROCID": "0"}
 STEP = ALLOCATION | {

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from cclnet.settings import make_settings
 from cclnet.training.loop import train
-from cclnet.training.settings import make_settings
 
 TINY: dict[str, Any] = {
     "data": "synthetic:images=112,size=32", "short_side": 32, "backbone": "test_resnet", "epochs": 3, "batch_size": 16,

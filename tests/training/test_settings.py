@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from cclnet import InputError
+from cclnet.settings import Settings, make_settings, parse_overrides, read_settings, to_toml
 from cclnet.training import quick_start
-from cclnet.training.schedule import rate_factor
-from cclnet.training.settings import Settings, make_settings, parse_overrides, read_settings, to_toml
+from cclnet.training.setup import rate_factor
 
 
 def test_toml_and_back(tmp_path) -> None:

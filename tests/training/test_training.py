@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from cclnet import CCLNet, InputError, functional
 from cclnet.errors import NotFinite
-from cclnet.predictions import read_predictions
+from cclnet.runs.predictions import read_predictions
+from cclnet.settings import Settings, make_settings
 from cclnet.training.loop import train
-from cclnet.training.settings import Settings, make_settings
 
 TINY: dict[str, Any] = {
     "data": "synthetic:images=160,size=32",
@@ -63,8 +63,8 @@ def test_a_run_leaves_everything_behind(tmp_path: Path) -> None:
     np.testing.assert_allclose(correlation.to_numpy().sum(axis=1), 1.0, atol=1e-6)
     split = pd.read_csv(path / "split.csv")
     predictions = pd.read_csv(path / "predictions.csv")
-    assert set(predictions["image"]) == set(split.loc[split["part"] != "train", "image"])
-    assert set(predictions["part"]) == {"val", "calibration"}
+    assert set(predictions["image"]) == set(split.loc[split["split"] != "train", "image"])
+    assert set(predictions["split"]) == {"val", "calibration"}
     assert sorted(p.name for p in (path / "checkpoints").iterdir()) == [
         "epoch-000002-step-00000000.pt",
         "epoch-000003-step-00000000.pt",
@@ -317,6 +317,6 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
 def test_lightning_keeps_its_advice_to_itself() -> None:
     """Also once its other half has been imported, whose logger Fabric then speaks through."""
     make = "import lightning.pytorch; make_fabric(make_settings({'data': 'x', 'precision': 'bf16'}, {}))"
-    imports = "from cclnet.training.prepare import make_fabric; from cclnet.training.settings import make_settings"
+    imports = "from cclnet.training.setup import make_fabric; from cclnet.settings import make_settings"
     said = subprocess.run([sys.executable, "-c", f"{imports}; {make}"], capture_output=True, text=True, check=True)
     assert said.stdout + said.stderr == ""

@@ -43,10 +43,10 @@ def compare_methods(
 
     May be stopped at any moment; the same command goes on where it was, and skips what has its result.
     """
-    from cclnet.comparing import command
-    from cclnet.comparing.contestants import parse_contestants
+    from cclnet.settings import make_settings, parse_overrides, read_settings
+    from cclnet.sweep import compare_methods as command
+    from cclnet.sweep.compare_methods import parse_contestants
     from cclnet.training import quick_start
-    from cclnet.training.settings import make_settings, parse_overrides, read_settings
 
     named: dict[str, Any] = {"data": data or None, "backbone": backbone, "epochs": epochs}
     given = {name: value for name, value in named.items() if value is not None}

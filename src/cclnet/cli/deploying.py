@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from cclnet.errors import InputError
-from cclnet.evaluation.runs import PREDICTIONS
 from cclnet.files import make_folder
+from cclnet.runs.folder import PREDICTIONS
 
 RunOrExport = Annotated[Path, typer.Argument(help="A run folder, or what `cclnet export` wrote.")]
 
@@ -37,7 +37,7 @@ def predict(
     Images that cannot be read are listed in the table with the reason; the exit code is then 1.
     """
     from cclnet.deploy import predict as predicting
-    from cclnet.deploy.inputs import gather
+    from cclnet.deploy.predict import gather
 
     own = run if run.is_dir() else run.parent
     if out.resolve() in [(own / name).resolve() for name in PREDICTIONS]:

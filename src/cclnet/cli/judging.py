@@ -21,12 +21,12 @@ def evaluate(
     draws: Annotated[int, typer.Option(min=2, help="Bootstrap draws behind the intervals.")] = 1000,
 ) -> None:
     """Judge RUN from its predictions alone: scores.json, report.html and report.md."""
-    from cclnet.evaluation.judge import judge
+    from cclnet.evaluation.evaluate import evaluate
     from cclnet.report import write_report
     from cclnet.report.terminal import print_judged
 
     folder = out or (run if run.is_dir() else run.parent)
-    judged = judge(run, folder, draws)
+    judged = evaluate(run, folder, draws)
     print_judged(judged, write_report(run, judged, folder, data))
 
 

@@ -16,7 +16,7 @@ from cclnet.cli.options import (
     ImageFolder,
     LabelColumn,
     LabelSeparator,
-    PartColumn,
+    SplitColumn,
 )
 
 
@@ -25,7 +25,7 @@ def data_show(
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
     group_column: GroupColumn = None,
-    part_column: PartColumn = None,
+    split_column: SplitColumn = None,
     label_separator: LabelSeparator = None,
     image_folder: ImageFolder = None,
     source: Annotated[str | None, typer.Option(help="The layout, where two fit.")] = None,
@@ -41,7 +41,7 @@ def data_show(
         image_column=image_column,
         label_column=label_column,
         group_column=group_column,
-        part_column=part_column,
+        split_column=split_column,
         label_separator=label_separator,
         image_folder=image_folder,
         source=source,
@@ -61,7 +61,7 @@ def data_audit(
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
     group_column: GroupColumn = None,
-    part_column: PartColumn = None,
+    split_column: SplitColumn = None,
     label_separator: LabelSeparator = None,
     image_folder: ImageFolder = None,
     source: Annotated[str | None, typer.Option(help="The layout, where two fit.")] = None,
@@ -71,18 +71,17 @@ def data_audit(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Look for what is wrong with DATA: broken files, duplicates, leaks, label conflicts, odd sizes."""
-    from cclnet.data.audit import audit
-    from cclnet.data.audit_text import audit_tables
+    from cclnet.data.audit import audit, audit_tables
     from cclnet.data.sources import open_data
-    from cclnet.data.split import SplitSettings
     from cclnet.files import make_folder
+    from cclnet.settings import SplitSettings
 
     table = open_data(
         data,
         image_column=image_column,
         label_column=label_column,
         group_column=group_column,
-        part_column=part_column,
+        split_column=split_column,
         label_separator=label_separator,
         image_folder=image_folder,
         source=source,

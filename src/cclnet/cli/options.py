@@ -13,7 +13,7 @@ Data = Annotated[str, typer.Argument(help="Folder, CSV, Parquet, .npz, medmnist:
 ImageColumn = Annotated[str | None, typer.Option(help="Column of a manifest that names the images.")]
 LabelColumn = Annotated[str | None, typer.Option(help="Column of class names; or columns of 0 and 1: A,B,C.")]
 GroupColumn = Annotated[str | None, typer.Option(help="Column of what must stay together: patient, lesion.")]
-PartColumn = Annotated[str | None, typer.Option(help="Column of train, val and test.")]
+SplitColumn = Annotated[str | None, typer.Option(help="Column of train, val and test.")]
 LabelSeparator = Annotated[str | None, typer.Option(help="What stands between several labels in a cell.")]
 ImageFolder = Annotated[str | None, typer.Option(help="Where the names in a manifest start from.")]
 FollowLinks = Annotated[bool | None, typer.Option("--follow-links", help="Allow links out of the folder.")]

@@ -16,7 +16,7 @@ from cclnet.cli.options import (
     ImageFolder,
     LabelColumn,
     LabelSeparator,
-    PartColumn,
+    SplitColumn,
 )
 from cclnet.errors import InputError
 
@@ -44,7 +44,7 @@ def train(
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
     group_column: GroupColumn = None,
-    part_column: PartColumn = None,
+    split_column: SplitColumn = None,
     label_separator: LabelSeparator = None,
     image_folder: ImageFolder = None,
     follow_links: FollowLinks = None,
@@ -62,18 +62,18 @@ def train(
 
     Without arguments it trains on the embedded synthetic set, in a few minutes on two CPU cores.
     """
+    from cclnet.runs.folder import free_name
+    from cclnet.settings import make_settings, parse_overrides, read_settings
     from cclnet.training import quick_start
     from cclnet.training.loop import Interrupted
     from cclnet.training.loop import train as run_training
-    from cclnet.training.prepare import speaks_for_all
-    from cclnet.training.run_folder import free_name
-    from cclnet.training.settings import make_settings, parse_overrides, read_settings
+    from cclnet.training.setup import speaks_for_all
 
     named: dict[str, Any] = {
         "data": data or None, "method": method, "backbone": backbone, "pretrained": pretrained, "weights": weights,
         "epochs": epochs, "batch_size": batch_size, "lr": lr, "lr_ccl": lr_ccl, "seed": seed, "compile": compile,
         "deterministic": deterministic, "max_minutes": max_minutes, "source": source, "image_column": image_column,
-        "label_column": label_column, "group_column": group_column, "part_column": part_column, "strict": strict,
+        "label_column": label_column, "group_column": group_column, "split_column": split_column, "strict": strict,
         "label_separator": label_separator, "image_folder": image_folder, "follow_links": follow_links,
     }  # fmt: skip
     given = {name: value for name, value in named.items() if value is not None}
@@ -116,9 +116,9 @@ def benchmark(
 ) -> None:
     """Measure training on this machine: against the network's own ceiling and against a DataLoader."""
     from cclnet.files import write_whole
+    from cclnet.settings import make_settings
     from cclnet.training.benchmark import benchmark as measure
     from cclnet.training.benchmark import results_table
-    from cclnet.training.settings import make_settings
 
     short_side = size * 8 // 7
     drawn = f"synthetic:images=2048,size={short_side}"

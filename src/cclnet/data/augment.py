@@ -6,89 +6,182 @@ epoch and the step: a resumed run, another number of ranks and another device al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from cclnet.data import transforms
-from cclnet.errors import InputError
+from cclnet.settings import AugmentSettings
+
+# Batched image operations: one parameter an image, each equal to its torchvision.transforms.v2 namesake.
+#
+# Parameters are [n]. Geometry maps uint8 images [n, 3, h, w] to uint8; colour works on three planes of floats in
+# [0, 1], red, green and blue, [n, h, w] each. No function branches on data and every shape is known beforehand, so
+# that a chain of them compiles into few kernels: planes let the compiler keep a pixel in registers from the bytes
+# to the normalised value. Colour has no ``where`` and steps in place on its own results, because the same lines
+# also run uncompiled on a CPU, where that is much faster.
+
+
+Planes = tuple[Tensor, Tensor, Tensor]
+GREY = (0.2989, 0.587, 0.114)  # what torchvision weighs red, green and blue with
+
+
+def _per_image(values: Tensor) -> Tensor:
+    return values[:, None, None, None]
+
+
+def flip(images: Tensor, horizontal: Tensor, vertical: Tensor) -> Tensor:
+    """uint8 images, mirrored where ``horizontal`` is 1 and turned upside down where ``vertical`` is 1.
+
+    >>> flip(torch.tensor([[[[1, 2, 3]]]], dtype=torch.uint8), torch.ones(1), torch.zeros(1))
+    tensor([[[[3, 2, 1]]]], dtype=torch.uint8)
+    """
+    for flag, dim in ((horizontal, -1), (vertical, -2)):
+        mask = -_per_image(flag).to(torch.uint8)  # 0 or 255: picks one of the two, bit by bit
+        images = images ^ ((images ^ images.flip(dim)) & mask)
+    return images
+
+
+def planes_of(images: Tensor) -> Planes:
+    """uint8 images as three planes of floats in [0, 1], red, green and blue, [n, h, w] each."""
+    red, green, blue = (images[:, i].float().div_(255.0) for i in range(3))  # unbind would be materialised
+    return red, green, blue
+
+
+def together(planes: Planes) -> Tensor:
+    """Three planes as images [n, 3, h, w]; on a GPU channels last in memory, as the network takes them."""
+    return torch.stack(planes, dim=-1).permute(0, 3, 1, 2) if planes[0].is_cuda else torch.stack(planes, dim=1)
+
+
+def grey(planes: Planes) -> Tensor:
+    """Brightness as the eye weighs it, [n, h, w]."""
+    red, green, blue = planes
+    return (red * GREY[0]).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2])
+
+
+def mean_grey(images: Tensor, factor: Tensor) -> Tensor:
+    """The mean grey [n] of uint8 images whose brightness is changed by ``factor``.
+
+    From the bytes and not from the planes, so that compiled code sums over memory in its order."""
+    lines = images.permute(0, 2, 3, 1).flatten(2).float().mul_(factor[:, None, None] / 255.0).clamp_(max=1.0)
+    channel = torch.arange(3, device=images.device)
+    weights = torch.where(channel == 0, GREY[0], torch.where(channel == 1, GREY[1], GREY[2]))
+    height, width = images.shape[-2:]
+    return lines.mul_(weights.repeat(width)).sum(dim=(1, 2)) / (height * width)
+
+
+def _towards(planes: Planes, factor: Tensor, other: Tensor) -> Planes:
+    """``clamp(f x + (1 − f) other)``."""
+    factor = factor[:, None, None]
+    rest = (1.0 - factor) * other
+    red, green, blue = ((plane * factor).add_(rest).clamp_(0.0, 1.0) for plane in planes)
+    return red, green, blue
+
+
+def brightness(planes: Planes, factor: Tensor) -> Planes:
+    """``clamp(f x)``: towards black, or away from it."""
+    red, green, blue = ((plane * factor[:, None, None]).clamp_(max=1.0) for plane in planes)
+    return red, green, blue
+
+
+def contrast(planes: Planes, factor: Tensor, mean: Tensor) -> Planes:
+    """``clamp(f x + (1 − f) mean)``: towards the ``mean`` grey [n] of the image, or away from it."""
+    return _towards(planes, factor, mean[:, None, None])
+
+
+def saturation(planes: Planes, factor: Tensor) -> Planes:
+    """``clamp(f x + (1 − f) grey(x))``: towards the grey image, or away from it."""
+    return _towards(planes, factor, grey(planes))
+
+
+def hue(planes: Planes, shift: Tensor) -> Tensor:
+    """Turn the hue by ``shift`` (a fraction of the whole circle, in [−1/2, 1/2]); value and saturation stay.
+    Gives the images in one, [n, 3, h, w].
+
+    With v, m the largest and smallest of red, green, blue and d = v − m, the hue in sixths of the circle is
+    ``H = ±(1 + (g + b − r − m)/d)`` with the sign of g − b, and back again
+    ``r = m + d clamp(|H − 3| − 1)``, ``g = m + d clamp(2 − |H − 2|)``, ``b = m + d clamp(2 − |H − 4|)``.
+    """
+    red, green, blue = planes
+    least = torch.minimum(torch.minimum(red, green), blue)
+    span = torch.maximum(torch.maximum(red, green), blue).sub_(least)
+    # A grey pixel has no hue: whatever is computed for it is multiplied by a span of zero.
+    away = (green + blue).sub_(red).sub_(least).div_(span.clamp(min=1e-9)).add_(1.0)
+    turned = torch.copysign(away, green - blue).add_(6.0 * shift[:, None, None])
+    turned = turned.sub_((turned / 6.0).floor_(), alpha=6.0)
+    # The three formulas as one with coefficients, so that compiled code computes one of them for each value.
+    channel = torch.arange(3, device=shift.device)[:, None, None]
+    is_red = channel == 0
+    middle, slope, top = torch.where(is_red, 3, 2 * channel), torch.where(is_red, 1, -1), torch.where(is_red, -1, 2)
+    strength = (turned[:, None] - middle).abs_().mul_(slope).add_(top).clamp_(0.0, 1.0)
+    return strength.mul_(span[:, None]).add_(least[:, None])
+
+
+def rotate(
+    images: Tensor, degrees: Tensor, height: Tensor, width: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]
+) -> Tensor:
+    """uint8 images turned counter-clockwise about their middle (bilinear, zero outside), of which the window
+    of ``size`` at (``top``, ``left``) is given. Images are ``height`` × ``width`` in the upper left corner of
+    their frame and zero in the rest of it."""
+    frame_height, frame_width = images.shape[-2:]
+    angle = torch.deg2rad(degrees)[:, None, None]
+    cosine, sine = angle.cos(), angle.sin()
+    down = torch.arange(size[0], device=images.device) + 0.5
+    right = torch.arange(size[1], device=images.device) + 0.5
+    y = (down[None, :] + (top - height / 2)[:, None])[:, :, None]
+    x = (right[None, :] + (left - width / 2)[:, None])[:, None, :]
+    from_x = cosine * x - sine * y + (width / 2)[:, None, None]
+    from_y = sine * x + cosine * y + (height / 2)[:, None, None]
+    grid = torch.stack((from_x * (2 / frame_width) - 1, from_y * (2 / frame_height) - 1), dim=-1)
+    turned = F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return turned.round_().to(torch.uint8)
+
+
+def resized_crop(
+    images: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, size: tuple[int, int]
+) -> Tensor:
+    """uint8 images: the box ``height`` × ``width`` at (``top``, ``left``), resized to ``size`` (bilinear,
+    antialiased: a triangle as wide as the step of the output pixels, and at least one input pixel).
+
+    The filter is separable, so it is two products with matrices of weights, one an image."""
+    # Pixels are exact in float16 and weights good to 2^-11, a tenth of a grey level, at tensor core speed.
+    dtype = torch.float16 if images.is_cuda else torch.float32
+    rows = _resize_weights(top, height, images.shape[-2], size[0]).to(dtype)
+    columns = _resize_weights(left, width, images.shape[-1], size[1]).to(dtype)
+    narrow = rows[:, None] @ images.to(dtype)
+    return (narrow @ columns.mT[:, None]).float().round_().clamp_(0.0, 255.0).to(torch.uint8)
+
+
+def _resize_weights(start: Tensor, length: Tensor, pixels: int, size: int) -> Tensor:
+    """Weights [n, size, pixels] that resize the stretch [start, start + length) of a line to ``size``."""
+    step = (length / size)[:, None, None]
+    begin, end = start[:, None, None], (start + length)[:, None, None]
+    wanted = begin + step * (torch.arange(size, device=start.device)[:, None] + 0.5)
+    given = torch.arange(pixels, device=start.device) + 0.5
+    weights = (1.0 - (given - wanted).abs() / step.clamp(min=1.0)).clamp(min=0.0)
+    weights = weights * ((given > begin) & (given < end))
+    return weights / weights.sum(dim=-1, keepdim=True)
+
+
+def mixup(images: Tensor, before: Tensor, share: Tensor) -> Tensor:
+    """``λ x + (1 − λ) x'`` with the image before it in the batch, λ = ``share``."""
+    return torch.lerp(before, images, _per_image(share))
+
+
+def cutmix(images: Tensor, before: Tensor, top: Tensor, left: Tensor, bottom: Tensor, right: Tensor) -> Tensor:
+    """Rows ``top`` to ``bottom`` and columns ``left`` to ``right`` (end not included) are taken from the image
+    before it in the batch."""
+    y = torch.arange(images.shape[-2], device=images.device)[:, None]
+    x = torch.arange(images.shape[-1], device=images.device)
+    inside = (y >= _per_image(top)) & (y < _per_image(bottom)) & (x >= _per_image(left)) & (x < _per_image(right))
+    return torch.where(inside, before, images)
+
 
 Floats = npt.NDArray[np.floating[Any]]
 ATTEMPTS = 10  # at a resized crop that fits into the image, before the whole image is taken
-
-
-@dataclass(frozen=True)
-class AugmentSettings:
-    """What training images go through. The defaults are the paper's recipe (which gives no strengths).
-
-    Colour jitter goes brightness, contrast, saturation, hue, always in this order, where torchvision shuffles
-    it: the first three commute but for clamping, so only the place of a slight turn of hue would differ, and
-    one order is one compiled kernel instead of 24.
-
-    Attributes:
-        crop: side of the square that the network sees.
-        horizontal_flip, vertical_flip: probability of a flip.
-        brightness, contrast, saturation: strength s; the factor is uniform in [max(0, 1 − s), 1 + s].
-        hue: strength; the turn is uniform in [−hue, hue] of the circle, at most 0.5.
-        resized_crop: smallest and largest share of the image's area to cut out and resize to the crop, or
-            None for a plain crop.
-        resized_ratio: narrowest and widest such box, width over height.
-        rotation: the angle is uniform in [−rotation, rotation] degrees; 0 for none.
-        mixup, cutmix: α of Beta(α, α) for mixing an image with the one before it in the batch; 0 for none.
-            With both, every image gets one of the two.
-    """
-
-    crop: int = 224
-    horizontal_flip: float = 0.5
-    vertical_flip: float = 0.5
-    brightness: float = 0.1
-    contrast: float = 0.1
-    saturation: float = 0.1
-    hue: float = 0.02
-    resized_crop: tuple[float, float] | None = None
-    resized_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    rotation: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("resized_crop", "resized_ratio"):  # a TOML file gives lists
-            if (given := getattr(self, name)) is not None:
-                object.__setattr__(self, name, tuple(given))
-        if wrong := self._wrong():
-            raise InputError("augmentation: " + "; ".join(wrong) + ".")
-
-    def _wrong(self) -> list[str]:
-        wrong = []
-        if self.crop < 1:
-            wrong.append(f"crop must be at least 1 pixel, got {self.crop}")
-        limits = {"horizontal_flip": 1.0, "vertical_flip": 1.0, "hue": 0.5, "rotation": 180.0}
-        for name in ("horizontal_flip", "vertical_flip", "brightness", "contrast", "saturation", "hue", "rotation",
-                     "mixup", "cutmix"):  # fmt: skip
-            value, limit = getattr(self, name), limits.get(name, np.inf)
-            if not 0.0 <= value <= limit or value == np.inf:
-                between = f"from 0 to {limit:g}" if limit < np.inf else "0 or more"
-                wrong.append(f"{name} must be {between}, got {value}")
-        for name, limit in (("resized_crop", 1.0), ("resized_ratio", np.inf)):
-            pair = getattr(self, name)
-            if pair is not None and not (len(pair) == 2 and 0.0 < pair[0] <= pair[1] <= limit):
-                most = " at most 1," if limit == 1.0 else ""
-                wrong.append(f"{name} must be two numbers above 0,{most} the smaller first, got {list(pair)}")
-        return wrong
-
-    @property
-    def warps(self) -> bool:
-        """Whether pixels are resampled, so that the whole image is needed and not only a window of it."""
-        return self.resized_crop is not None or self.rotation > 0
-
-    @property
-    def mixes(self) -> bool:
-        """Whether images are mixed with each other, and labels with them."""
-        return self.mixup > 0 or self.cutmix > 0
 
 
 class Parameters(NamedTuple):
@@ -222,10 +315,10 @@ def augment(crops: Tensor, parameters: Tensor, settings: AugmentSettings, mean: 
         drawn = Parameters(*parameters[1:].unbind(1))
         before, images = images[:-1], images[1:]
         if settings.mixup:
-            images = transforms.mixup(images, before, drawn.share)
+            images = mixup(images, before, drawn.share)
         if settings.cutmix:
             patch = drawn.patch_top, drawn.patch_left, drawn.patch_bottom, drawn.patch_right
-            images = transforms.cutmix(images, before, *patch)
+            images = cutmix(images, before, *patch)
     return images
 
 
@@ -240,26 +333,24 @@ def _in_pieces(crops: Tensor, parameters: Tensor, settings: AugmentSettings, mea
     return images
 
 
-def _augmented(
-    crops: Tensor, parameters: Tensor, settings: AugmentSettings, mean: Tensor, std: Tensor
-) -> Tensor:
+def _augmented(crops: Tensor, parameters: Tensor, settings: AugmentSettings, mean: Tensor, std: Tensor) -> Tensor:
     """Everything that happens to one image by itself."""
     drawn = Parameters(*parameters.unbind(1))
     images = crops.permute(0, 3, 1, 2)
     if settings.warps:
         images = _warped(images, drawn, settings)
     if settings.contrast:  # of what brightness will make of the images; flips do not change it
-        mean_grey = transforms.mean_grey(images, drawn.brightness)
+        mean_luma = mean_grey(images, drawn.brightness)
     if settings.horizontal_flip or settings.vertical_flip:
-        images = transforms.flip(images, drawn.horizontal, drawn.vertical)
-    planes = transforms.planes_of(images)
+        images = flip(images, drawn.horizontal, drawn.vertical)
+    planes = planes_of(images)
     if settings.brightness:
-        planes = transforms.brightness(planes, drawn.brightness)
+        planes = brightness(planes, drawn.brightness)
     if settings.contrast:
-        planes = transforms.contrast(planes, drawn.contrast, mean_grey)
+        planes = contrast(planes, drawn.contrast, mean_luma)
     if settings.saturation:
-        planes = transforms.saturation(planes, drawn.saturation)
-    images = transforms.hue(planes, drawn.hue) if settings.hue else transforms.together(planes)
+        planes = saturation(planes, drawn.saturation)
+    images = hue(planes, drawn.hue) if settings.hue else together(planes)
     return images.sub_(mean[:, None, None]).div_(std[:, None, None])
 
 
@@ -267,14 +358,12 @@ def _warped(images: Tensor, drawn: Parameters, settings: AugmentSettings) -> Ten
     size = settings.crop, settings.crop
     if settings.resized_crop is None:
         window = drawn.top, drawn.left
-        return transforms.rotate(images, drawn.degrees, drawn.image_height, drawn.image_width, *window, size)
+        return rotate(images, drawn.degrees, drawn.image_height, drawn.image_width, *window, size)
     if settings.rotation:
         corner = torch.zeros_like(drawn.top)
         frame = images.shape[-2], images.shape[-1]
-        images = transforms.rotate(
-            images, drawn.degrees, drawn.image_height, drawn.image_width, corner, corner, frame
-        )
-    return transforms.resized_crop(images, drawn.top, drawn.left, drawn.height, drawn.width, size)
+        images = rotate(images, drawn.degrees, drawn.image_height, drawn.image_width, corner, corner, frame)
+    return resized_crop(images, drawn.top, drawn.left, drawn.height, drawn.width, size)
 
 
 def normalise(crops: Tensor, mean: Tensor, std: Tensor) -> Tensor:

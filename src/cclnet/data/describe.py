@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from cclnet.data.pixels import UnreadableImage, brightest_16_bit, image_size
-from cclnet.data.sources.findings import listed
-from cclnet.data.table import PARTS, ImageTable
+from cclnet.data.image_io import UnreadableImage, brightest_16_bit, image_size
+from cclnet.data.sources.source import listed
+from cclnet.data.table import SPLITS, ImageTable
 
 SAMPLE = 2000  # headers read at most, evenly over the set; ten thousand take a second, a million would not
 
@@ -88,9 +88,9 @@ def describe(table: ImageTable) -> Description:
     sizes, looked_at, problems = _look_at_images(table)
     groups = None if table.groups is None else np.unique(table.groups, return_counts=True)[1]
     part_counts = {}
-    if table.parts is not None:
-        for part in (part for part in PARTS if part in table.parts):
-            counts = table.class_counts(np.flatnonzero(table.parts == part))
+    if table.splits is not None:
+        for part in (part for part in SPLITS if part in table.splits):
+            counts = table.class_counts(np.flatnonzero(table.splits == part))
             part_counts[part] = dict(zip(table.classes, counts.tolist(), strict=True))
     return Description(
         source=table.source,

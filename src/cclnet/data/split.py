@@ -2,69 +2,151 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cclnet.data.leaks import groups_on_two_sides, leaks
-from cclnet.data.stratify import stratify
-from cclnet.data.table import PARTS, ImageTable
-from cclnet.errors import InputError, unknown
+from cclnet.data.table import SPLITS, ImageTable
+from cclnet.errors import InputError
 from cclnet.files import write_whole
+from cclnet.settings import SplitSettings
+
+# What a split gives away: groups (lesions, patients) that lie on two sides of it.
+
+
+Texts = npt.NDArray[np.str_]
+
+
+def leaks(
+    parts: Texts, groups: Texts, labels: npt.NDArray[np.integer] | None = None, classes: Sequence[str] = ()
+) -> pd.DataFrame:
+    """For each part but train: how many images belong to a group that also lies in train.
+
+    Returns columns part, class, images, shared, share; one row a part (class "") and, with ``labels`` ([N] indices
+    or [N, K] of zeros and ones), one row a part and class. An empty group is unknown and never shared.
+
+    >>> parts, groups = np.array(["train", "train", "val", "val"]), np.array(["a", "b", "b", "c"])
+    >>> leaks(parts, groups).to_dict("records")
+    [{'split': 'val', 'class': '', 'images': 2, 'shared': 1, 'share': 0.5}]
+    """
+    shared = np.isin(groups, groups[parts == "train"]) & (groups != "")
+    of_class = {"": np.full(len(parts), True)}
+    if labels is not None:
+        for index, name in enumerate(classes):
+            of_class[name] = labels[:, index] > 0 if labels.ndim == 2 else labels == index
+    rows = []
+    for part in (name for name in SPLITS[1:] if name in parts):
+        for name, members in of_class.items():
+            inside = members & (parts == part)
+            images, hit = int(inside.sum()), int((inside & shared).sum())
+            rows.append((part, name, images, hit, hit / images if images else float("nan")))
+    return pd.DataFrame(rows, columns=["split", "class", "images", "shared", "share"])
+
+
+def groups_on_two_sides(parts: Texts, groups: Texts) -> dict[str, list[str]]:
+    """Groups that lie in more than one part, each with its parts in order."""
+    pairs = pd.DataFrame({"group": groups, "split": parts}).query("group != ''").drop_duplicates()
+    divided = pairs[pairs.duplicated("group", keep=False)]
+    return {str(group): sorted(held["split"], key=SPLITS.index) for group, held in divided.groupby("group")}
+
+
+# Deal units (images, lesions, patients) out to parts so that every class keeps its ratio in each.
+
+
+Counts = npt.NDArray[np.int64]
+Index = npt.NDArray[np.intp]
+
+
+def stratify(counts: Counts, fractions: npt.ArrayLike, generator: np.random.Generator) -> Index:
+    """The part of each unit, [U], for units that cannot be divided.
+
+    Units with the same content are of one kind and are interchangeable: of each kind every part gets its share,
+    rounded down, at random. With lesions that is a stratification by class and by number of images at once. The
+    few left over, and units like no other (patients with several diagnoses), are placed one by one, the heaviest
+    first, each where it lowers
+
+        sum over parts p and classes k of (have_pk - target_pk)^2 / (target_pk * total_k),
+
+    which is how far every class is from its ratio, weighed so that small parts and rare classes count as much.
+    At last a part without any image of a class gets one unit of it, where another part can spare it.
+
+    Args:
+        counts: images of each class in each unit, [U, K].
+        fractions: share of each part, [P], above zero, summing to one.
+
+    >>> counts = np.repeat([[1, 0], [0, 2]], [80, 20], axis=0)
+    >>> part = stratify(counts, [0.75, 0.25], np.random.default_rng(0))
+    >>> [counts[part == p].sum(axis=0).tolist() for p in (0, 1)]
+    [[60, 30], [20, 10]]
+    """
+    shares = np.asarray(fractions, dtype=np.float64)
+    totals = counts.sum(axis=0)
+    counts, totals = counts[:, totals > 0], totals[totals > 0]
+    part, left_over = _deal_by_kind(counts, shares, generator)
+    _place_heaviest_first(part, left_over, counts, shares[:, None] * totals, totals, generator)
+    _leave_no_class_out(part, counts, len(shares))
+    return part
+
+
+def _deal_by_kind(
+    counts: Counts, shares: npt.NDArray[np.float64], generator: np.random.Generator
+) -> tuple[Index, Index]:
+    part = np.full(len(counts), -1, dtype=np.intp)
+    # Equal rows have equal fingerprints; sorting numbers is ten times faster than sorting rows.
+    fingerprint = counts @ generator.integers(np.iinfo(np.int64).max, size=counts.shape[1])
+    kind = np.unique(fingerprint, return_inverse=True)[1].reshape(-1)
+    shuffled = generator.permutation(len(counts))
+    by_kind = shuffled[np.argsort(kind[shuffled], kind="stable")]
+    left_over = []
+    for members in np.split(by_kind, np.flatnonzero(np.diff(kind[by_kind])) + 1):
+        quota = np.floor(shares * len(members) + 1e-9).astype(np.intp)  # 0.3 * 10 is a hair under three
+        part[members[: quota.sum()]] = np.repeat(np.arange(len(shares)), quota)
+        left_over.append(members[quota.sum() :])
+    return part, np.concatenate(left_over)
+
+
+def _place_heaviest_first(
+    part: Index,
+    units: Index,
+    counts: Counts,
+    target: npt.NDArray[np.float64],
+    totals: Counts,
+    generator: np.random.Generator,
+) -> None:
+    units = generator.permutation(units)
+    weight = (counts[units] / totals).max(axis=1, initial=0.0)
+    # Heavy to within a factor of two and random inside that, so that the seed decides, not the size alone.
+    octave = np.floor(np.log2(np.maximum(weight, np.finfo(float).tiny)))
+    units = units[np.argsort(-octave, kind="stable")]
+    have = np.stack([counts[part == p].sum(axis=0) for p in range(len(target))]).astype(np.float64)
+    for unit in units:
+        count = counts[unit]
+        growth = (count * (count + 2 * (have - target)) / (target * totals)).sum(axis=1)
+        part[unit] = growth.argmin()
+        have[part[unit]] += count
+
+
+def _leave_no_class_out(part: Index, counts: Counts, num_parts: int) -> None:
+    """Where a part lacks a class, move it a unit that is not the last of any class where it lies; the lightest such.
+    Every move fills a gap and opens none."""
+    has = counts > 0
+    held = np.stack([has[part == p].sum(axis=0) for p in range(num_parts)])
+    for class_ in np.argsort(has.sum(axis=0), kind="stable"):
+        for empty in np.flatnonzero(held[:, class_] == 0):
+            units = np.flatnonzero(has[:, class_])
+            spare = units[(~has[units] | (held[part[units]] > 1)).all(axis=1)]
+            if len(spare):
+                unit = spare[np.lexsort((counts[spare].sum(axis=1), -held[part[spare], class_]))[0]]
+                held[part[unit]] -= has[unit]
+                part[unit] = empty
+                held[empty] += has[unit]
+
 
 Parts = npt.NDArray[np.str_]
-WAYS = ("auto", "given", "group", "class")
-_PART = f"<U{max(map(len, PARTS))}"
-
-
-@dataclass(frozen=True)
-class SplitSettings:
-    """How a table is divided into train, calibration, val and test.
-
-    Attributes:
-        by: "group": no group on two sides, classes kept in ratio as near as groups allow; "class": images one by
-            one, classes kept in ratio; "given": the parts that came with the data. "auto": given where the data
-            has parts, else by group where groups are known, else by class. With "group" or "class" a test part
-            that came with the data stays as it is, and the rest is drawn anew.
-        val, test, calibration: shares of the images that are divided. The calibration part is taken out of what
-            would be the training part, so val and test are the same with and without it.
-        folds: cross-validation: fold number ``fold`` of so many is val, and ``val`` is not used.
-        seed: the same seed gives the same split, whatever the order of the rows.
-        file: a split.csv that was written before; everything else is then ignored but ``allow_leaks``.
-        allow_leaks: accept given parts, or a file, with a group on two sides.
-    """
-
-    by: str = "auto"
-    val: float = 0.2
-    test: float = 0.0
-    calibration: float = 0.0
-    folds: int | None = None
-    fold: int = 0
-    seed: int = 0
-    file: str = ""
-    allow_leaks: bool = False
-
-    def __post_init__(self) -> None:
-        if self.by not in WAYS:
-            raise unknown("way to split", self.by, WAYS)
-        shares = {"val": self.val, "test": self.test, "calibration": self.calibration}
-        for name, share in shares.items():
-            if not 0 <= share < 1:
-                raise InputError(f"split: {name} is a share of the images, at least 0 and below 1; got {share}.")
-        if self.folds is not None and (self.folds < 2 or not 0 <= self.fold < self.folds):
-            raise InputError(
-                f"split: folds must be at least 2 and fold from 0 to folds - 1; "
-                f"got folds={self.folds}, fold={self.fold}."
-            )
-        val = self.val if self.folds is None else 1 / self.folds * (1 - self.test)
-        if val + self.test + self.calibration >= 1 - 1e-9:
-            raise InputError(
-                f"split: val ({val:g}), test ({self.test:g}) and calibration ({self.calibration:g}) leave nothing "
-                "to train on: their sum must stay below 1."
-            )
+_PART = f"<U{max(map(len, SPLITS))}"
 
 
 def make_split(table: ImageTable, settings: SplitSettings | None = None) -> Parts:
@@ -82,7 +164,7 @@ def make_split(table: ImageTable, settings: SplitSettings | None = None) -> Part
 
 
 def _take_as_given(table: ImageTable, settings: SplitSettings) -> bool:
-    has_parts = table.parts is not None and len(np.unique(table.parts)) > 1
+    has_parts = table.splits is not None and len(np.unique(table.splits)) > 1
     if settings.by == "given" and not has_parts:
         raise InputError(
             f"split: by = 'given', but the {table.source} has no parts. "
@@ -98,8 +180,8 @@ def _take_as_given(table: ImageTable, settings: SplitSettings) -> bool:
 
 
 def _calibration_from_train(table: ImageTable, settings: SplitSettings) -> Parts:
-    assert table.parts is not None
-    parts = table.parts.astype(_PART)
+    assert table.splits is not None
+    parts = table.splits.astype(_PART)
     if settings.calibration > 0:
         if "calibration" in parts:
             raise InputError(f"split: the {table.source} has a calibration part already; leave calibration at 0.")
@@ -117,14 +199,13 @@ def _draw(table: ImageTable, settings: SplitSettings) -> Parts:
     by = settings.by if settings.by != "auto" else _safe_way(table)
     if by == "group" and table.groups is None:
         raise InputError(
-            f"split: by = 'group', but the {table.source} names no groups. "
-            "Name its group column, or split by class."
+            f"split: by = 'group', but the {table.source} names no groups. Name its group column, or split by class."
         )
     parts = np.full(len(table), "train", dtype=_PART)
-    if table.parts is not None and "test" in table.parts:
+    if table.splits is not None and "test" in table.splits:
         if settings.test > 0:
             raise InputError(f"split: the {table.source} has a test part already; leave test at 0.")
-        parts[table.parts == "test"] = "test"
+        parts[table.splits == "test"] = "test"
     divided = int((parts == "train").sum())
     if settings.test > 0:
         _take_out(parts, "test", settings.test * divided, table, by, settings.seed)
@@ -147,7 +228,7 @@ def _take_out(parts: Parts, name: str, images: float, table: ImageTable, by: str
         raise InputError(f"split: {len(rows)} images are left to train on, too few to take {images:g} for {name}.")
     unit, counts = _units(table, rows, by)
     _refuse_too_few(counts, 2, table, by, f"{name} and train")
-    generator = np.random.default_rng([seed, PARTS.index(name)])
+    generator = np.random.default_rng([seed, SPLITS.index(name)])
     parts[rows[stratify(counts, [1 - share, share], generator)[unit] == 1]] = name
 
 
@@ -156,7 +237,7 @@ def _take_fold(parts: Parts, settings: SplitSettings, table: ImageTable, by: str
     rows = np.flatnonzero(parts == "train")
     unit, counts = _units(table, rows, by)
     _refuse_too_few(counts, settings.folds, table, by, f"{settings.folds} folds")
-    generator = np.random.default_rng([settings.seed, PARTS.index("val")])
+    generator = np.random.default_rng([settings.seed, SPLITS.index("val")])
     fold = stratify(counts, np.full(settings.folds, 1 / settings.folds), generator)
     parts[rows[fold[unit] == settings.fold]] = "val"
 
@@ -206,7 +287,7 @@ def _refuse_leaks(parts: Parts, table: ImageTable, settings: SplitSettings, what
     more = f" and {len(divided) - 5} more" if len(divided) > 5 else ""
     found = leaks(parts, table.groups)
     shares = "".join(
-        f" {row.share:.1%} of the {row.part} images share a group with train."
+        f" {row.share:.1%} of the {row.split} images share a group with train."
         for row in found.itertuples()
         if row.shared
     )
@@ -218,7 +299,7 @@ def _refuse_leaks(parts: Parts, table: ImageTable, settings: SplitSettings, what
 
 def write_split(path: str | Path, table: ImageTable, parts: Parts) -> None:
     """split.csv: image, part, group (where known) and label, for people to read and for :func:`read_split`."""
-    columns = {"image": list(table.names), "part": parts.tolist()}
+    columns = {"image": list(table.names), "split": parts.tolist()}
     if table.groups is not None:
         columns["group"] = table.groups.tolist()
     columns["label"] = _label_names(table)
@@ -241,18 +322,20 @@ def read_split(path: str | Path, table: ImageTable) -> Parts:
         rows = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # pandas' parser errors and undecodable bytes are ValueErrors
         raise InputError(f"cannot read the split {path}: {error}") from error
-    if missing := {"image", "part"} - set(rows.columns):
+    if "split" not in rows.columns:
+        rows = rows.rename(columns={"part": "split"})  # the name of the column before version 0.2
+    if missing := {"image", "split"} - set(rows.columns):
         raise InputError(
-            f"{path}: a split has columns image and part; {' and '.join(sorted(missing))} not found among "
+            f"{path}: a split has columns image and split; {' and '.join(sorted(missing))} not found among "
             f"{', '.join(map(str, rows.columns))}."
         )
     known, listed = set(table.names), set(rows["image"])
-    wrong = rows["part"][~rows["part"].isin(PARTS)].unique()
+    wrong = rows["split"][~rows["split"].isin(SPLITS)].unique()
     problems = [
         ("images of the data are not in the file", [name for name in table.names if name not in listed]),
         ("images in the file are not in the data", [name for name in rows["image"].unique() if name not in known]),
         ("images are in the file more than once", list(rows["image"][rows["image"].duplicated()].unique())),
-        (f"parts are none of {', '.join(PARTS)}", [repr(part) for part in wrong]),
+        (f"parts are none of {', '.join(SPLITS)}", [repr(part) for part in wrong]),
     ]
     found = [
         f"{len(items)} {what}: {', '.join(items[:5])}{', …' if len(items) > 5 else ''}"
@@ -260,8 +343,6 @@ def read_split(path: str | Path, table: ImageTable) -> Parts:
         if items
     ]
     if found:
-        raise InputError(
-            f"{path} does not fit the {table.source}. {'. '.join(found)}. Was it written for other data?"
-        )
-    part_of = dict(zip(rows["image"], rows["part"], strict=True))
-    return np.array([part_of[name] for name in table.names], dtype=_PART)
+        raise InputError(f"{path} does not fit the {table.source}. {'. '.join(found)}. Was it written for other data?")
+    split_summary = dict(zip(rows["image"], rows["split"], strict=True))
+    return np.array([split_summary[name] for name in table.names], dtype=_PART)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from cclnet.errors import InputError
 
-PARTS = ("train", "calibration", "val", "test")
+SPLITS = ("train", "calibration", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ImageTable:
         labels: class indices, int64 [N]; or for several labels at once, uint8 [N, K] of zeros and ones.
         classes: names of the K classes.
         groups: what must stay on one side of a split (lesion, patient), or None where unknown.
-        parts: "train", "calibration", "val" or "test" for each image, or None where not given.
+        splits: "train", "calibration", "val" or "test" for each image, or None where not given.
         extra: any further columns, one row an image.
         problems: what was left out and why, one sentence each (an image without label, ...).
     """
@@ -41,20 +41,20 @@ class ImageTable:
     labels: npt.NDArray[np.int64] | npt.NDArray[np.uint8]
     classes: tuple[str, ...]
     groups: npt.NDArray[np.str_] | None = None
-    parts: npt.NDArray[np.str_] | None = None
+    splits: npt.NDArray[np.str_] | None = None
     extra: pd.DataFrame = field(default_factory=pd.DataFrame)
     problems: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.names)
         for what, column in (("images", self.images), ("labels", self.labels), ("groups", self.groups),
-                             ("parts", self.parts)):  # fmt: skip
+                             ("splits", self.splits)):  # fmt: skip
             if column is not None and len(column) != count:
                 raise InputError(f"{self.source}: {count} image names but {len(column)} {what}.")
         if len(set(self.names)) != count:
             raise InputError(f"{self.source}: image names are not unique.")
-        if self.parts is not None and (odd := sorted(set(self.parts.tolist()) - set(PARTS))):
-            raise InputError(f"{self.source}: parts must be among {', '.join(PARTS)}, got {', '.join(odd)}.")
+        if self.splits is not None and (odd := sorted(set(self.splits.tolist()) - set(SPLITS))):
+            raise InputError(f"{self.source}: parts must be among {', '.join(SPLITS)}, got {', '.join(odd)}.")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -91,6 +91,6 @@ class ImageTable:
             images=images,
             labels=self.labels[rows],
             groups=None if self.groups is None else self.groups[rows],
-            parts=None if self.parts is None else self.parts[rows],
+            splits=None if self.splits is None else self.splits[rows],
             extra=self.extra if self.extra.empty else self.extra.iloc[rows].reset_index(drop=True),
         )

@@ -42,7 +42,7 @@ class Curve:
         independent: how many independent images those kept are worth, where groups (patients, lesions) are known.
     """
 
-    part: str
+    split: str
     images: int
     threshold: Floats
     coverage: Floats
@@ -64,7 +64,7 @@ class Curve:
         if len(allowed) == 0:
             least = int(self.risk.argmin())
             raise InputError(
-                f"no threshold keeps the risk at {risk:.3g} on the {self.images:,} images of part '{self.part}': the "
+                f"no threshold keeps the risk at {risk:.3g} on the {self.images:,} images of part '{self.split}': the "
                 f"least is {self.risk[least]:.3g}, for {self.coverage[least]:.1%} of them. Allow that much, or choose "
                 "a coverage."
             )
@@ -78,13 +78,13 @@ class Curve:
         low, high = _wilson(float(self.risk[point]), kept)
         return (
             f"abstains below a confidence of {self.threshold[point]:.7g}: of {self.images:,} images of part "
-            f"'{self.part}' that keeps {self.coverage[point]:.1%}, of which {self.risk[point]:.1%} are wrong (95% "
+            f"'{self.split}' that keeps {self.coverage[point]:.1%}, of which {self.risk[point]:.1%} are wrong (95% "
             f"interval {low:.1%} to {high:.1%}{over})"
         )
 
     def to_json(self) -> dict[str, Any]:
         rows = np.column_stack([self.threshold, self.coverage, self.risk])
-        curve = {"part": self.part, "images": self.images, "columns": ["threshold", "coverage", "risk"],
+        curve = {"split": self.split, "images": self.images, "columns": ["threshold", "coverage", "risk"],
                  "rows": [[float(f"{v:.12g}") for v in row] for row in rows]}  # fmt: skip
         if self.independent is not None:
             curve["independent"] = [float(f"{v:.6g}") for v in self.independent]
@@ -109,7 +109,7 @@ def measure_curve(
     >>> curve.threshold.round(3).tolist(), curve.coverage.tolist(), curve.risk.tolist()
     ([0.85, 0.65, 0.0], [0.25, 0.5, 1.0], [0.0, 0.0, 0.25])
     """
-    from cclnet.evaluation.independence import independent_images
+    from cclnet.evaluation.statistics import independent_images
 
     order = np.argsort(-sure, kind="stable")
     sure, wrong = sure[order], np.cumsum(~right[order])
@@ -124,13 +124,13 @@ def measure_curve(
 def curve_of_run(folder: Path, temperature: float | None) -> Curve:
     """The curve of a run folder, from its predictions of the part that is reported."""
     from cclnet.evaluation.bootstrap import units_of
-    from cclnet.evaluation.runs import open_run
-    from cclnet.evaluation.scores import decisions
-    from cclnet.evaluation.temperature import with_temperature
+    from cclnet.evaluation.calibration import with_temperature
+    from cclnet.evaluation.metrics import decisions
+    from cclnet.runs.folder import open_run
 
     run = open_run(folder)
-    held_out = run.predictions.of_part(run.part)
-    if run.part == "all":
+    held_out = run.predictions.of_split(run.split)
+    if run.split == "all":
         raise InputError(f"{folder}: predictions.csv names no held-out part (val, test) to choose a threshold on.")
     right = decisions(held_out) == held_out.labels  # a temperature changes no decision
     if temperature is not None:
@@ -138,7 +138,7 @@ def curve_of_run(folder: Path, temperature: float | None) -> Curve:
     sure = confidence(held_out.probabilities, held_out.multilabel)
     units = units_of(held_out)
     groups = units.index if units.kind == "groups" else None
-    return measure_curve(sure, right.all(axis=1) if held_out.multilabel else right, run.part, groups)
+    return measure_curve(sure, right.all(axis=1) if held_out.multilabel else right, run.split, groups)
 
 
 def curve_from_json(value: Any, where: Path) -> Curve:
@@ -147,7 +147,7 @@ def curve_from_json(value: Any, where: Path) -> Curve:
         rows = np.asarray(value["rows"], dtype=np.float64).reshape(-1, 3)
         worth = np.asarray(value["independent"], dtype=np.float64) if "independent" in value else None
         threshold, coverage, risk = np.ascontiguousarray(rows.T)
-        curve = Curve(str(value["part"]), int(value["images"]), threshold, coverage, risk, worth)
+        curve = Curve(str(value["split"]), int(value["images"]), threshold, coverage, risk, worth)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{where}: 'thresholds' is not a curve of threshold, coverage and risk ({error}).") from error
     fine = len(rows) and ((rows >= 0) & (rows <= 1)).all() and (np.diff(curve.coverage) > 0).all()

@@ -10,10 +10,8 @@ from typing import Any
 from cclnet.deploy.abstain import curve_from_json
 from cclnet.deploy.description import Description
 from cclnet.errors import InputError
-from cclnet.report.page import render
-from cclnet.report.run_files import read_run
-from cclnet.report.summary import in_short, judged_on, what_it_is
-from cclnet.report.words import count_text, duration_text
+from cclnet.report.html import in_short, judged_on, read_run, render, what_it_is
+from cclnet.report.text import count_text, duration_text
 
 NOT_STATED = (
     "No licence has been stated for these weights: ask who trained them before you pass them on. They come from the "
@@ -103,7 +101,7 @@ def _data_words(description: Description, settings: Mapping[str, Any]) -> str:
 def _class_rows(judged: Mapping[str, Any] | None, description: Description) -> list[dict[str, Any]]:
     counts = description.info.get("class_counts") or []
     trained = dict(zip(description.classes, counts, strict=False))
-    held_out = dict(zip(judged["classes"], judged["part"]["class_counts"], strict=True)) if judged else {}
+    held_out = dict(zip(judged["classes"], judged["split"]["class_counts"], strict=True)) if judged else {}
     return [{"name": n, "trained": trained.get(n, "–"), "judged": held_out.get(n, "–")} for n in description.classes]
 
 
@@ -127,7 +125,7 @@ def _abstaining(description: Description, run: Path) -> dict[str, Any]:
     curve = curve_from_json(told, run)
     points = [curve.at(coverage=coverage) for coverage in COVERAGES]
     rows = [{"threshold": curve.threshold[p], "coverage": curve.coverage[p], "risk": curve.risk[p]} for p in points]
-    return {"abstaining": rows, "abstaining_on": f"{curve.images:,} images of part '{curve.part}'"}
+    return {"abstaining": rows, "abstaining_on": f"{curve.images:,} images of part '{curve.split}'"}
 
 
 def _made(description: Description, settings: Mapping[str, Any]) -> list[tuple[str, str]]:

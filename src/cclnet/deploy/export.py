@@ -2,28 +2,171 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from cclnet.deploy import abstain
 from cclnet.deploy.card import model_card
 from cclnet.deploy.description import Description, read_description
-from cclnet.deploy.programs import onnx_program, torch_program
-from cclnet.deploy.selfcheck import Agreement, Pixels, Run, check, check_images
-from cclnet.deploy.shipped import Shipped
-from cclnet.deploy.weights import read_shipped
-from cclnet.errors import InputError, unknown
-from cclnet.evaluation.runs import PREDICTIONS
+from cclnet.deploy.shipped import Shipped, read_shipped
+from cclnet.errors import InputError, first_line, unknown
 from cclnet.files import make_folder, write_whole
 from cclnet.functional import LEAST
+from cclnet.runs.folder import PREDICTIONS
+
+# The shipped network as a program that needs none of its Python code: ONNX, or torch.export.
+
+
+def onnx_program(shipped: Shipped, description: Description) -> bytes:
+    """The network as ONNX: ``images`` uint8 [batch, h, w, 3] to ``probabilities`` [batch, K] and, where they have a
+    closed form, ``maps`` [batch, K, h', w']."""
+    try:
+        import onnx
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise InputError("exporting to ONNX needs onnx and onnxscript: pip install 'cclnet[export]'") from error
+    with _quietly(), _named_failure(description, "ONNX"):
+        program = torch.onnx.export(
+            shipped.cpu(),
+            (_example(description),),
+            dynamo=True,
+            verbose=False,
+            input_names=["images"],
+            output_names=["probabilities", "maps"] if shipped.maps else ["probabilities"],
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+        )
+        assert program is not None  # only without dynamo
+        proto = program.model_proto
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = "cclnet", json.dumps(description.baked_in(), ensure_ascii=False)
+        onnx.checker.check_model(proto)
+        return proto.SerializeToString()
+
+
+def torch_program(shipped: Shipped, description: Description) -> tuple[bytes, Callable[..., Any]]:
+    """The network as a torch.export program: the content of its file, and the program to call.
+
+    The example inputs, which torch would pickle, are left out: what remains is JSON and raw numbers.
+    """
+    with _quietly(), _named_failure(description, "torch.export"), torch.no_grad():
+        program = torch.export.export(
+            shipped.cpu(), (_example(description),), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},)
+        )
+        program.example_inputs = None
+        file = io.BytesIO()
+        torch.export.save(program, file)
+        return file.getvalue(), program.module()
+
+
+def _example(description: Description) -> torch.Tensor:
+    return torch.zeros((2, *description.crop, 3), dtype=torch.uint8)  # a batch of one would be taken as fixed
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the exporters' notes to their own developers."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _named_failure(description: Description, kind: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
+        raise InputError(f"{description.backbone} cannot be exported to {kind}: {first_line(error)}.") from error
+
+
+# Is an exported model the model? Held against PyTorch on images of every kind, one at a time and many at once.
+
+
+Pixels = npt.NDArray[np.uint8]
+Run = Callable[[Pixels], Sequence[npt.NDArray[Any]]]
+
+LARGEST = 1e-4  # difference in probability that is allowed
+LARGEST_OF_MAP = 1e-3  # of the largest value of a map
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The largest difference in probability, and in maps relative to their largest value, over so many images."""
+
+    images: int
+    batches: tuple[int, ...]
+    probability: float
+    map: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check_images(crop: tuple[int, int], count: int = 8) -> Pixels:
+    """Images unlike each other: black, white, noise, blobs of several colours and contrasts, [count, h, w, 3]."""
+    generator = np.random.default_rng(0)
+    height, width = crop
+    y, x = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
+    images = np.zeros((count, height, width, 3))
+    images[1] = 255
+    images[2] = generator.integers(0, 256, (height, width, 3))
+    for image in images[3:]:
+        at, size = generator.uniform(0.2, 0.8, 2), generator.uniform(0.05, 0.3)
+        blob = np.exp(-((y - at[0]) ** 2 + (x - at[1]) ** 2) / size**2)[..., None]
+        image[:] = generator.uniform(0, 255, 3) * (1 - blob) + generator.uniform(0, 255, 3) * blob
+    return np.rint(images).astype(np.uint8)
+
+
+def check(shipped: Shipped, images: Pixels, run: Run, what: str) -> Agreement:
+    """Hold the outputs of ``run`` (probabilities, and maps where there are any) against the network in PyTorch; refuse
+    a difference."""
+    batches = (images[:1], images)
+    worst, worst_map = 0.0, 0.0
+    for batch in batches:
+        with torch.no_grad():
+            expected = [output.numpy() for output in shipped(torch.from_numpy(batch))]
+        given = run(batch)
+        if len(given) != len(expected):
+            raise InputError(f"{what} has {len(given)} outputs instead of {len(expected)}. It was not kept.")
+        worst = max(worst, _largest(given[0], expected[0]))
+        if shipped.maps:
+            scale = max(float(np.abs(expected[1]).max()), 1e-12)
+            worst_map = max(worst_map, _largest(given[1], expected[1]) / scale)
+    if not worst <= LARGEST or not worst_map <= LARGEST_OF_MAP:
+        raise InputError(
+            f"{what} differs from PyTorch by {worst:.2g} in probability (at most {LARGEST:g} is allowed) and by "
+            f"{worst_map:.2g} of the largest value in its maps (at most {LARGEST_OF_MAP:g}). It was not kept."
+        )
+    return Agreement(len(images), tuple(map(len, batches)), worst, worst_map if shipped.maps else None)
+
+
+def _largest(given: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    """The largest difference; infinite where shapes differ or something is not finite."""
+    if given.shape != expected.shape or not np.isfinite(given).all():
+        return float("inf")
+    return float(np.abs(given.astype(np.float64) - expected).max())
+
 
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model.safetensors"}
 

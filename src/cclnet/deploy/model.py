@@ -10,8 +10,9 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from cclnet.data.pixels import MAX_PIXELS
-from cclnet.deploy import abstain, preparing
+from cclnet.data.image_io import MAX_PIXELS
+from cclnet.deploy import abstain
+from cclnet.deploy import engines as preparing
 from cclnet.deploy.description import Description, read_description
 from cclnet.deploy.engines import Engine, OnnxEngine, TorchEngine
 from cclnet.deploy.explain import Heat, enlarge, heat_of
@@ -97,7 +98,7 @@ class Model:
         """An image (path, bytes of a file, Pillow image, uint8 array) as the network takes it, uint8 [h, w, 3].
 
         Read, set upright, resized to the run's short side, its centre cut out: the same pixels as in testing. Raises
-        :class:`cclnet.data.pixels.UnreadableImage` for what is broken, or larger than ``max_pixels`` by its header.
+        :class:`cclnet.data.image_io.UnreadableImage` for what is broken, or larger than ``max_pixels`` by its header.
         """
         return preparing.prepare(image, self.description.short_side, self.description.crop, max_pixels)
 
@@ -206,7 +207,7 @@ def load(path: str | Path, device: str = "auto", engine: str = "auto", threads: 
     folder, there = _files_of(path)
     description = read_description(folder / "model.json")
     chosen = _choose(there, engine, device)
-    correlation = _read_correlation(folder, description)
+    correlation = _read_soft_labels(folder, description)
     return Model(description, _start(folder, chosen, there, description, device, threads), folder, correlation)
 
 
@@ -255,25 +256,24 @@ def _start(
 ) -> Engine:
     if engine in there and engine == "onnx":
         return OnnxEngine(folder / FILES["onnx"], description, device, threads)
-    from cclnet.deploy.weights import read_shipped
+    from cclnet.deploy.shipped import read_shipped
 
     shipped = read_shipped(folder / FILES["torch"], description)
     if engine == "torch":
         return TorchEngine(shipped, device)
-    from cclnet.deploy.programs import onnx_program
-    from cclnet.deploy.selfcheck import check, check_images
+    from cclnet.deploy.export import check, check_images, onnx_program
 
     converted = OnnxEngine(onnx_program(shipped, description), description, device, threads)
     check(shipped, check_images(description.crop), converted.run_all, "the converted model")
     return converted
 
 
-def _read_correlation(folder: Path, description: Description) -> Floats | None:
+def _read_soft_labels(folder: Path, description: Description) -> Floats | None:
     if not (folder / "correlation.csv").is_file():
         return None
-    from cclnet.correlation_file import read_correlation, tells_classes_apart
+    from cclnet.runs.soft_labels import read_soft_labels, tells_classes_apart
 
-    classes, matrix = read_correlation(folder / "correlation.csv")
+    classes, matrix = read_soft_labels(folder / "correlation.csv")
     if set(classes) != set(description.classes):
         raise InputError(f"{folder}: correlation.csv and model.json name different classes. They are not of one model.")
     order = [classes.index(name) for name in description.classes]

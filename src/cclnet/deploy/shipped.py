@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +11,120 @@ from torch import Tensor, nn
 
 from cclnet.data.augment import normalise
 from cclnet.deploy.description import Description
+from cclnet.errors import InputError
 from cclnet.functional import inverse_of, unsoften_by
+
+# Weights from a .safetensors file, which cannot carry code; nothing is built before their shapes are known to fit.
+
+
+def read_shipped(path: Path, description: Description, maps: bool = True) -> Shipped:
+    """The network of model.json with the weights in ``path``."""
+    import torch
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
+    from cclnet.network import TimmClassifier, image_size_settings
+
+    refuse_pickle(path)
+    name, count = description.backbone, len(description.classes)
+    size = image_size_settings(name, description.crop)
+    try:
+        with safe_open(path, framework="pt") as file:
+            given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        with torch.device("meta"):  # shapes alone: a small file that claims a huge network costs no memory
+            empty = TimmClassifier(name, count, backbone_settings=size).shipped
+        shapes = {key: tuple(value.shape) for key, value in empty.state_dict().items()}
+        if given != shapes:
+            raise _does_not_fit(path, description, given, shapes)
+        model = TimmClassifier(name, count, backbone_settings=size).shipped
+        model.load_state_dict(load_file(path))
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is refused: it is not a whole .safetensors file ({error}).") from error
+    return Shipped(model, description, maps)
+
+
+def refuse_pickle(path: Path) -> None:
+    """Say what a file that is named as weights really is, where it is one that could run code when it is loaded."""
+    with path.open("rb") as file:
+        start = file.read(9)
+    # A .safetensors file begins with the length of its header, which may look like anything, then the header itself.
+    if start[8:] != b"{" and (start[:4] == b"PK\x03\x04" or start[:1] == b"\x80"):
+        raise InputError(
+            f"{path} is refused: whatever its name says, it is a pickle or a file of torch.save, which can run code "
+            "when it is loaded. Models are loaded from .safetensors and .onnx files alone."
+        )
+
+
+def _does_not_fit(
+    path: Path, description: Description, given: dict[str, tuple[int, ...]], shapes: dict[str, tuple[int, ...]]
+) -> InputError:
+    missing = [f"{name} {list(shape)}" for name, shape in shapes.items() if given.get(name) != shape]
+    unused = [f"{name} {list(shape)}" for name, shape in given.items() if shapes.get(name) != shape]
+    listed = [
+        ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") for names in (missing, unused)
+    ]
+    return InputError(
+        f"{path} is refused: it does not fit {description.backbone} with {len(description.classes)} classes, which "
+        f"model.json names. Expected: {listed[0] or 'nothing more'}; found instead: {listed[1] or 'nothing'}."
+    )
+
+
+# Grad-CAM by captum, for networks whose class activation maps have no closed form.
+
+
+def grad_cam(model: Any, features: Tensor, classes: Tensor) -> Tensor:
+    """Grad-CAM of one class an image at the network's last feature map, before clipping, [N, h', w'].
+
+    ``Σ_c α_c A_c`` with ``α_c`` the mean over places of ``∂z_k / ∂A_c``: where the network averages A and classifies
+    linearly this is the class activation map divided by the number of places.
+    """
+    try:
+        from captum.attr import LayerGradCam
+    except ImportError as error:
+        raise InputError(
+            "the maps of this network have no closed form, and Grad-CAM needs captum: pip install 'cclnet[explain]'"
+        ) from error
+    planes, back = _as_planes(model, features.detach())
+    end = _End(model, back)
+    with torch.enable_grad():
+        maps = LayerGradCam(end, end.planes).attribute(planes.requires_grad_(), target=classes)[:, 0].detach()
+    if not maps.any():
+        raise InputError(
+            f"{type(model).__name__} takes its decision from a class token, past its last feature map: there is no "
+            "class activation map to show. A backbone that averages its features has one."
+        )
+    return maps
+
+
+class _End(nn.Module):
+    """What follows the last feature map, as a function of it."""
+
+    def __init__(self, model: Any, back: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.planes = nn.Identity()
+        self.model, self.back = model, back
+
+    def forward(self, planes: Tensor) -> Tensor:
+        return self.model.forward_head(self.back(self.planes(planes)))
+
+
+def _as_planes(model: Any, features: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """A feature map as [N, C, h, w], and the way back to how the network lays it out."""
+    if features.dim() == 4 and features.shape[1] == model.num_features:
+        return features, lambda planes: planes
+    if features.dim() == 4:
+        return features.permute(0, 3, 1, 2), lambda planes: planes.permute(0, 2, 3, 1)
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    prefix = getattr(model, "num_prefix_tokens", 0)
+    if features.dim() != 3 or grid is None or features.shape[1] != prefix + grid[0] * grid[1]:
+        raise InputError(
+            f"{type(model).__name__} has no feature map of places to draw a map of: {list(features.shape)}."
+        )
+    first, places = features[:, :prefix], features[:, prefix:]
+    return (
+        places.transpose(1, 2).unflatten(2, grid),
+        lambda planes: torch.cat([first, planes.flatten(2).transpose(1, 2)], dim=1),
+    )
 
 
 class Shipped(nn.Module):

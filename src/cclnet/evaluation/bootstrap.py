@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse, stats
 
-from cclnet.predictions import Floats, Integers, Predictions
+from cclnet.runs.predictions import Floats, Integers, Predictions
 
 LEVEL = 0.95
 

@@ -10,7 +10,7 @@ comparison.json::
       "format": 1,
       "kind": "comparison",
       "task": "single-label" | "multi-label",
-      "classes": [...], "part": {...}, "intervals": {...},    # as in scores.json (cclnet.evaluation.judge)
+      "classes": [...], "split": {...}, "intervals": {...},    # as in scores.json (cclnet.evaluation.evaluate)
       "primary": "accuracy",                # the score that the overall verdicts speak of
       "metrics": [                          # what is compared, in order
         {"name": "accuracy", "higher_is_better": true}, ..., {"name": "nll", "higher_is_better": false}
@@ -57,26 +57,311 @@ comparison.json::
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cclnet.errors import unknown
+from cclnet.errors import InputError, unknown
 from cclnet.evaluation import statistics
 from cclnet.evaluation.bootstrap import Units, bootstrap, interval, units_of
-from cclnet.evaluation.calibration import calibration_statistic, measure
-from cclnet.evaluation.correlation import agreement
-from cclnet.evaluation.describe import intervals_of, part_of, versions
-from cclnet.evaluation.grouping import Group, line_up, open_groups
-from cclnet.evaluation.runs import Run
-from cclnet.evaluation.scores import decisions, score
-from cclnet.evaluation.temperature import calibrate, fitting_part
-from cclnet.evaluation.verdict import LOWER_IS_BETTER, overall, permutation_in_words, seeds_in_words, verdict
-from cclnet.evaluation.weighted import decision_statistic, ranking_statistic
-from cclnet.predictions import Floats, Predictions
+from cclnet.evaluation.calibration import calibrate, calibration_statistic, fitting_split, measure
+from cclnet.evaluation.evaluate import intervals_of, split_summary, versions
+from cclnet.evaluation.metrics import decision_statistic, decisions, ranking_statistic, score
+from cclnet.evaluation.similarity import agreement
+from cclnet.runs.folder import Run, open_run
+from cclnet.runs.predictions import Floats, Predictions
+
+# Which runs are seeds of one method, and all runs in one order of images: what a comparison starts from.
+
+
+OF_THE_METHOD = ("method", "method_settings", "backbone", "lr_ccl")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one method, in the order of their seeds where these are known."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def seeds(self) -> tuple[int | None, ...]:
+        return tuple(run.seed for run in self.runs)
+
+    def paired_with(self, other: Group) -> bool:
+        """Whether both have the same seeds, each once."""
+        known = None not in self.seeds and len(set(self.seeds)) == len(self.seeds)
+        return known and self.seeds == other.seeds
+
+
+def open_groups(runs: Sequence[str | Path] | Mapping[str, Sequence[str | Path]]) -> tuple[list[Group], list[str]]:
+    """Open runs and group them: as named in a dict, else by method, its settings and backbone in model.json; a run
+    without a model.json stands alone. Also what to beware of."""
+    if isinstance(runs, Mapping):
+        opened = {name: [open_run(path) for path in paths] for name, paths in runs.items()}
+        if empty := [name for name, members in opened.items() if not members]:
+            raise InputError(f"no run of {', '.join(empty)}: give every method at least one run.")
+        names = _unique_names([run for members in opened.values() for run in members])
+        groups = [_group(name, [names[id(run)] for run in members]) for name, members in opened.items()]
+        warnings: list[str] = []
+    else:
+        found = [open_run(path) for path in runs]
+        names = _unique_names(found)
+        groups, warnings = _by_model(list(names.values()))
+    if not groups:
+        raise InputError("nothing to compare: give run folders or predictions.csv files.")
+    warnings += [words for group in groups for words in _setting_warnings(group)]
+    return groups, warnings + _differences_beside_the_method(groups)
+
+
+def _unique_names(runs: list[Run]) -> dict[int, Run]:
+    """Runs by identity, those of equal name under their path instead; a path given twice is refused."""
+    paths = Counter(run.path.resolve() for run in runs)
+    if doubled := [str(path) for path, count in paths.items() if count > 1]:
+        raise InputError(f"given more than once: {', '.join(doubled)}. A run can stand for one seed only.")
+    names = Counter(run.name for run in runs)
+    return {id(run): run if names[run.name] == 1 else replace(run, name=str(run.path)) for run in runs}
+
+
+def _group(name: str, runs: Sequence[Run]) -> Group:
+    known = all(run.seed is not None for run in runs)
+    return Group(name, tuple(sorted(runs, key=lambda run: run.seed or 0) if known else runs))
+
+
+def _by_model(runs: list[Run]) -> tuple[list[Group], list[str]]:
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        model = run.model or {}
+        kind = [model.get("method"), model.get("method_settings"), model.get("backbone")]
+        key = json.dumps(kind, sort_keys=True) if "method" in model else f"alone: {run.name}"
+        alike.setdefault(key, []).append(run)
+    groups: list[Group] = []
+    warnings = []
+    several_backbones = len({run.model.get("backbone") for run in runs if run.model}) > 1
+    shared = Counter(_name(members[0], several_backbones) for members in alike.values())
+    for members in alike.values():
+        repeated = [str(seed) for seed, count in Counter(run.seed for run in members).items() if count > 1]
+        if repeated:  # the same seed twice is no repetition: something else was changed
+            warnings.append(
+                f"{', '.join(run.name for run in members)} are of one method and backbone but repeat seed "
+                f"{', '.join(repeated)}: each stands for itself. If some are seeds of one method all the same, "
+                "give these alone, each seed once, or name the groups in Python: "
+                "cclnet.evaluation.compare.compare({name: [run, ...], ...})."
+            )
+            groups += [_group(run.name, [run]) for run in members]
+        else:
+            name = _name(members[0], several_backbones)
+            if shared[name] > 1:
+                name = _name(members[0], several_backbones, with_settings=True)
+            groups.append(_group(name, members))
+    return groups, warnings
+
+
+def _name(run: Run, with_backbone: bool, with_settings: bool = False) -> str:
+    """Its method, and of what else tells it from the others as much as is needed."""
+    if not run.model or "method" not in run.model:
+        return run.name
+    settings = ", ".join(f"{name}={value}" for name, value in (run.model.get("method_settings") or {}).items())
+    name = f"{run.model['method']} ({settings or 'defaults'})" if with_settings else run.model["method"]
+    return f"{name}, {run.model.get('backbone', 'unknown backbone')}" if with_backbone else name
+
+
+def _setting_warnings(group: Group) -> list[str]:
+    """Runs counted as seeds of one method that were not trained alike."""
+    settings = [run.settings() for run in group.runs]
+    known = [s for s in settings if s]
+    names = {name for s in known for name in s}
+    differing = sorted(name for name in names if len({json.dumps(s.get(name), default=str) for s in known}) > 1)
+    if not differing:
+        return []
+    return [f"The runs of {group.name} are counted as seeds of one method but differ in {', '.join(differing)}."]
+
+
+def _differences_beside_the_method(groups: Sequence[Group]) -> list[str]:
+    """Settings, other than those of the method and the backbone, in which methods were trained differently."""
+    known = {group.name: settings for group in groups if (settings := group.runs[0].settings())}
+    names = set.intersection(*map(set, known.values())) if known else set()
+    shown = []
+    for name in sorted(name for name in names if name.partition(".")[0] not in OF_THE_METHOD):
+        values = {group: settings[name] for group, settings in known.items()}
+        if len({json.dumps(value, default=str) for value in values.values()}) > 1:
+            shown.append(f"{name} ({', '.join(f'{group}: {value}' for group, value in values.items())})")
+    if not shown:
+        return []
+    return [f"Not only the methods differ, so a difference may not be theirs: {'; '.join(shown)}."]
+
+
+def line_up(runs: Sequence[Run]) -> list[Predictions]:
+    """The reported predictions of every run, images and classes in the order of the first. Runs that are not about
+    the same images, labels, classes and groups are refused, all in one error."""
+    first = runs[0].predictions.of_split(runs[0].split)
+    order = np.argsort(first.images)
+    lined, problems = [], []
+    for run in runs:
+        own = run.predictions.of_split(run.split)
+        found = _differences(first, own, runs[0].name)
+        if found:
+            problems.append(f"{run.name} ({run.split}, {len(own):,} images): {'; '.join(found)}.")
+            continue
+        place = np.empty(len(own), np.intp)
+        place[order] = np.argsort(own.images)
+        lined.append(_in_class_order(own.select(place), first.classes))
+    if not problems:
+        labels = [(run, int((p.labels != first.labels).reshape(len(p), -1).any(axis=1).sum()))
+                  for run, p in zip(runs, lined, strict=True)]  # fmt: skip
+        problems = [f"{run.name}: other labels than {runs[0].name} for {n:,} images." for run, n in labels if n]
+        problems += _group_problems(runs, lined)
+    if problems:
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        raise InputError(
+            f"these runs cannot be compared, they are not about the same thing:{listed}\n"
+            "Train them on one split (the split.csv of one run serves for all)."
+        )
+    groups = next((p.groups for p in lined if p.groups is not None), None)
+    return [replace(p, groups=groups) for p in lined]
+
+
+def _differences(first: Predictions, own: Predictions, name: str) -> list[str]:
+    found = []
+    if own.multilabel != first.multilabel:
+        kinds = {True: "several labels", False: "one label"}
+        found.append(f"{kinds[own.multilabel]} an image, where {name} has {kinds[first.multilabel]}")
+    for words, ours, theirs in (("class", own.classes, first.classes), ("image", own.images, first.images)):
+        extra, missing = np.setdiff1d(ours, theirs), np.setdiff1d(theirs, ours)
+        if len(extra):
+            found.append(f"{_some(extra, words)} that {name} does not have")
+        if len(missing):
+            found.append(f"without {_some(missing, words)} of {name}")
+    return found
+
+
+def _some(names: np.typing.NDArray[np.str_], what: str) -> str:
+    plural = {"class": "classes", "image": "images"}[what]
+    shown = ", ".join(names[:3].tolist()) + (", ..." if len(names) > 3 else "")
+    return f"{len(names):,} {what if len(names) == 1 else plural} ({shown})"
+
+
+def _in_class_order(predictions: Predictions, classes: tuple[str, ...]) -> Predictions:
+    order = np.array([predictions.classes.index(name) for name in classes])
+    labels = predictions.labels[:, order] if predictions.multilabel else np.argsort(order)[predictions.labels]
+    return replace(predictions, labels=labels, probabilities=predictions.probabilities[:, order], classes=classes)
+
+
+def _group_problems(runs: Sequence[Run], lined: Sequence[Predictions]) -> list[str]:
+    known = [(run, p.groups) for run, p in zip(runs, lined, strict=True) if p.groups is not None]
+    problems = []
+    for run, groups in known[1:]:
+        differing = int((groups != known[0][1]).sum())
+        if differing:
+            problems.append(f"{run.name}: other groups than {known[0][0].name} for {differing:,} images.")
+    return problems
+
+
+# A comparison in plain words.
+
+
+LOWER_IS_BETTER = ("nll", "brier", "ece", "nll_calibrated", "ece_calibrated", "hamming_loss")
+IN_OWN_UNITS = ("nll", "nll_calibrated", "brier")  # everything else reads as points of a hundred
+FEW_SEEDS = 5
+
+
+def title(metric: str) -> str:
+    """The name of a score in a sentence.
+
+    >>> title("macro_f1"), title("ece_calibrated")
+    ('macro F1', 'ECE after temperature')
+    """
+    words = metric.replace("_calibrated", " after temperature").replace("_", " ")
+    for plain, written in (("f1", "F1"), ("nll", "NLL"), ("ece", "ECE"), ("auroc", "AUROC"), ("jaccard", "Jaccard"),
+                           ("brier", "Brier score")):  # fmt: skip
+        words = words.replace(plain, written)
+    return words
+
+
+def amount(metric: str, value: float) -> str:
+    """A difference as a reader says it.
+
+    >>> amount("accuracy", 0.0214), amount("nll", 0.0214), amount("accuracy", -0.0004)
+    ('2.1 points', '0.021', '0.0 points')
+    """
+    return _number(metric, value) + ("" if metric in IN_OWN_UNITS else " points")
+
+
+def _number(metric: str, value: float) -> str:
+    scale, digits = (1, 3) if metric in IN_OWN_UNITS else (100, 1)
+    text = f"{scale * value:.{digits}f}"
+    return text if float(text) else text.lstrip("-")  # nothing has no sign
+
+
+def _range(metric: str, low: float, high: float) -> str:
+    return "" if math.isnan(low + high) else f" [{_number(metric, low)}, {_number(metric, high)}]"
+
+
+def seeds_in_words(a: int, b: int, paired: bool) -> str:
+    """How many seeds stand behind a comparison, and whether that is enough for a claim.
+
+    >>> seeds_in_words(5, 5, True)
+    '5 seeds each, paired by seed.'
+    """
+    if min(a, b) == 1:
+        count = "One seed each" if a == b else f"{a} and {b} seeds"
+        return f"{count}: too few to say anything about the methods, only about these models."
+    count = f"{a} seeds each" if a == b else f"{a} and {b} seeds"
+    words = f"{count}, {'paired by seed' if paired else 'not paired'}."
+    if min(a, b) < FEW_SEEDS:
+        words += f" Fewer than {FEW_SEEDS} are few: only large differences can be told from luck."
+    return words
+
+
+def permutation_in_words(p: float, smallest: float, seeds: int, paired: bool) -> str:
+    """What the exact test over seeds says, and what it never can."""
+    kind = "signs of the differences between seeds" if paired else "seeds between the methods"
+    words = f"Exact permutation of the {kind}: p = {p:.4g}."
+    if smallest > 0.05:
+        words += f" With {seeds} seeds it cannot fall below {smallest:.4g}: alone it never shows a difference at .05."
+    return words
+
+
+def verdict(metric: str, a: str, b: str, test: Mapping[str, Any], seeds: tuple[int, int]) -> str:
+    """One sentence on one score: who is better and by how much, or that nothing is known."""
+    difference, low, high = (math.nan if test[key] is None else test[key] for key in ("difference", "low", "high"))
+    if math.isnan(difference):
+        return "Cannot be compared: undefined for at least one of the runs."
+    ahead = (difference < 0) if metric in LOWER_IS_BETTER else (difference > 0)
+    winner = a if ahead else b
+    ends = sorted((math.copysign(1, difference) * low, math.copysign(1, difference) * high))
+    by = f"better by {amount(metric, abs(difference))}{_range(metric, *ends)}"
+    open_question = f"{a} minus {b} is {amount(metric, difference)}{_range(metric, low, high)}"
+    if min(seeds) == 1:
+        words = "One seed" + (" each" if seeds == (1, 1) else f" of {a if seeds[0] == 1 else b}")
+        words += ": nothing can be said about the methods, only about these models: "
+        distinct = test["p_holm"] is not None and test["p_holm"] < 0.05
+        return words + (f"that of {winner} is {by}." if distinct else f"no evidence of a difference ({open_question}).")
+    if test["evidence"]:
+        return f"{winner} is {by}."
+    if test["p"] is not None and test["p"] < 0.05:
+        return f"No evidence of a difference once corrected for several comparisons: {open_question}."
+    return f"No evidence of a difference: {open_question}."
+
+
+def overall(primary: str, comparison: Mapping[str, Any]) -> str:
+    """The verdict on the primary score and, for several seeds each, which other scores differ."""
+    tests = comparison["metrics"]
+    first = f"{title(primary)[0].upper()}{title(primary)[1:]}: {tests[primary]['verdict']}"
+    if min(comparison["seeds"]["a"], comparison["seeds"]["b"]) == 1:
+        return first
+    others = [(title(m), comparison[t["better"]]) for m, t in tests.items() if m != primary and t["better"]]
+    if others:
+        listed = ", ".join(f"{name} ({winner} better)" for name, winner in others)
+        return f"{first} Evidence of a difference in: {listed}."
+    return f"{first} No evidence of a difference in any other score."
+
 
 SINGLE_LABEL = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "macro_jaccard", "macro_auroc",
                 "mean_average_precision")  # fmt: skip
@@ -127,7 +412,7 @@ def compare(
         "kind": "comparison",
         "task": "multi-label" if lined[0].multilabel else "single-label",
         "classes": list(lined[0].classes),
-        "part": part_of(opened[0].predictions, opened[0].part),
+        "split": split_summary(opened[0].predictions, opened[0].split),
         "intervals": intervals_of(units, draws, seed),
         "primary": primary,
         "metrics": [{"name": m, "higher_is_better": m not in LOWER_IS_BETTER} for m in metrics],
@@ -158,8 +443,8 @@ def _scores(
 
 def _score_run(run: Run, reported: Predictions, units: Units, draws: int, seed: int) -> dict[str, tuple[float, Floats]]:
     """The scores of one run and their draws [D]; those after temperature only where one could be fitted."""
-    part = fitting_part(run.predictions, run.part)
-    fitting = run.predictions.of_part(part) if part else reported
+    part = fitting_split(run.predictions, run.split)
+    fitting = run.predictions.of_split(part) if part else reported
     after = calibrate(reported, part, fitting, units, seed).after
     statistics_of = [decision_statistic(reported), ranking_statistic(reported), calibration_statistic(reported)]
     values = score(reported)[0] | measure(reported)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from cclnet import functional
+from cclnet.functional import binary_cross_entropy, marks_of
 from cclnet.methods.base import Method
-from cclnet.multilabel import binary_cross_entropy, marks_of
 
 
 def plain_loss(method: Method, logits: Tensor, labels: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 
 from cclnet.errors import InputError, unknown
 from cclnet.methods.base import Classes, Loss, Method
-from cclnet.methods.bce import BinaryCrossEntropy
 from cclnet.methods.ccl import CCL
 from cclnet.methods.ccl_balanced import CCLBalanced
 from cclnet.methods.ccl_centroid import CCLCentroid
@@ -18,7 +17,7 @@ from cclnet.methods.ccl_confusion import CCLConfusion
 from cclnet.methods.ccl_multilabel import CCLMultilabel
 from cclnet.methods.confidence_penalty import ConfidencePenalty
 from cclnet.methods.focal import Focal
-from cclnet.methods.hard import Hard
+from cclnet.methods.hard import BinaryCrossEntropy, Hard
 from cclnet.methods.label_relaxation import LabelRelaxation
 from cclnet.methods.lsr import LSR
 from cclnet.methods.margin_smoothing import MarginSmoothing

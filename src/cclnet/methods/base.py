@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cclnet.double import KeepsDouble
 from cclnet.errors import InputError
+from cclnet.head import KeepsDouble
 
 
 @dataclass(frozen=True)

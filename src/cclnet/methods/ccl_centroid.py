@@ -12,7 +12,7 @@ from cclnet import functional
 from cclnet.errors import InputError, NotFinite
 from cclnet.head import check_batch
 from cclnet.methods.base import Classes, Loss, Method, check_kl_weight
-from cclnet.methods.class_places import Places, at_mean_one, batch_moments, class_means, raw_distances
+from cclnet.methods.class_geometry import Places, at_mean_one, batch_moments, class_means, raw_distances
 
 NEAREST = 1e-3  # two classes with the same mean stay two classes, at this share of the mean distance
 HALVINGS = 60  # of the interval in which the temperature lies: all digits of float64

@@ -9,7 +9,7 @@ from cclnet import functional
 from cclnet.errors import InputError
 from cclnet.methods.base import Classes
 from cclnet.methods.ccl_centroid import CCLCentroid, Distances, summed
-from cclnet.methods.class_places import Places, at_mean_one, rooted, spread_within
+from cclnet.methods.class_geometry import Places, at_mean_one, rooted, spread_within
 
 FLATTENING = 3.0  # of the judge's probabilities, so that far classes are told from farther ones
 

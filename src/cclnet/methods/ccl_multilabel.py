@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cclnet.functional import any_of, binary_cross_entropy, binary_kl, marks_of
 from cclnet.head import check_features
 from cclnet.methods.base import Loss
 from cclnet.methods.ccl_centroid import CCLCentroid
-from cclnet.methods.class_places import Places
-from cclnet.multilabel import any_of, binary_cross_entropy, binary_kl, marks_of
+from cclnet.methods.class_geometry import Places
 
 TELLING = 5  # a difference is known where it is as well as between two classes of so many images each,
 INFLATION = 2.0  # or where classes coming together has cost it no more than this

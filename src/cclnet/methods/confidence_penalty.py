@@ -22,9 +22,7 @@ class ConfidencePenalty(Method):
             raise InputError(f"beta, the weight of the entropy, must not be negative, got {beta}. Usual is 0.1.")
         self.beta = beta
 
-    def forward(
-        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
-    ) -> Loss:
+    def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         check_labels(labels, len(logits), self.classes.num_classes)
         return Loss.of(
             cross_entropy=functional.cross_entropy(logits, labels, weight),

@@ -22,9 +22,7 @@ class Focal(Method):
             raise InputError(f"gamma must not be negative, got {gamma}. Usual is 2 or 3; 0 is cross entropy.")
         self.gamma = gamma
 
-    def forward(
-        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
-    ) -> Loss:
+    def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         check_labels(labels, len(logits), self.classes.num_classes)
         return Loss.of(focal=focal_loss(logits, labels, self.gamma, weight))
 

@@ -22,9 +22,7 @@ class LabelRelaxation(Method):
             raise InputError(f"alpha, the share that is left open, must lie in [0, 1), got {alpha}. Usual is 0.1.")
         self.alpha = alpha
 
-    def forward(
-        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
-    ) -> Loss:
+    def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         if labels.is_floating_point():
             raise InputError(
                 "label relaxation takes class indices [N], got class weights. Its target is the set of all "

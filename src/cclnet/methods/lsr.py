@@ -21,9 +21,7 @@ class LSR(Method):
         table = functional.smoothed_labels(classes.num_classes, epsilon, distribution)
         self.register_buffer("table", table.float(), persistent=False)
 
-    def forward(
-        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
-    ) -> Loss:
+    def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         check_labels(labels, len(logits), self.classes.num_classes)
         table = self.table.to(torch.promote_types(logits.dtype, torch.float32))
         target = functional.rows_of(table, labels)

@@ -25,9 +25,7 @@ class MarginSmoothing(Method):
         self.alpha = alpha
         self.margin = margin
 
-    def forward(
-        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
-    ) -> Loss:
+    def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         check_labels(labels, len(logits), self.classes.num_classes)
         return Loss.of(
             cross_entropy=functional.cross_entropy(logits, labels, weight),

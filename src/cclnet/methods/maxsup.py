@@ -21,9 +21,7 @@ class MaxSup(Method):
             raise InputError(f"alpha, the weight of the penalty, must not be negative, got {alpha}. Usual is 0.1.")
         self.alpha = alpha
 
-    def forward(
-        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
-    ) -> Loss:
+    def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         check_labels(labels, len(logits), self.classes.num_classes)
         return Loss.of(
             cross_entropy=functional.cross_entropy(logits, labels, weight),

@@ -36,9 +36,7 @@ class OnlineSmoothing(Method):
         self.register_buffer("table", torch.full((size, size), 1.0 / size, dtype=torch.float64))
         self.register_buffer("seen", torch.zeros(size, size, dtype=torch.float64))
 
-    def forward(
-        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
-    ) -> Loss:
+    def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         check_labels(labels, len(logits), self.classes.num_classes)
         if self.training:
             self.remember(logits.detach(), labels)

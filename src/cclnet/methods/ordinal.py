@@ -31,9 +31,7 @@ class Ordinal(Method):
             )
         self.register_buffer("table", ordered_labels(places, sigma), persistent=False)
 
-    def forward(
-        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
-    ) -> Loss:
+    def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         check_labels(labels, len(logits), self.classes.num_classes)
         table = self.table.to(torch.promote_types(logits.dtype, torch.float32))
         return Loss.of(cross_entropy=functional.cross_entropy(logits, functional.rows_of(table, labels), weight))

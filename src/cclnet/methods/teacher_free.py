@@ -28,9 +28,7 @@ class TeacherFree(Method):
         table = virtual_teacher(classes.num_classes, temperature, confidence)
         self.register_buffer("table", table, persistent=False)
 
-    def forward(
-        self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None
-    ) -> Loss:
+    def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         check_labels(labels, len(logits), self.classes.num_classes)
         table = self.table.to(torch.promote_types(logits.dtype, torch.float32))
         teacher = functional.rows_of(table, labels)

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cclnet.evaluation.correlation import agreement
-from cclnet.evaluation.judge import judge
+from cclnet.evaluation.evaluate import evaluate
+from cclnet.evaluation.similarity import agreement
 from cclnet.report import write_report
 
 HEADLINE = {
@@ -29,7 +29,7 @@ WIDEST_MATRIX = 12  # classes; a wider one cannot be read on a terminal, the rep
 
 def print_summary(run: Path, console: Console | None = None) -> None:
     """Judge a run, write its scores and report, and print what matters."""
-    judged = judge(run)
+    judged = evaluate(run)
     print_judged(judged, write_report(run, judged), console)
 
 
@@ -61,7 +61,7 @@ def _print_end(warnings: Sequence[str], report: Path, console: Console) -> None:
 
 
 def _scores_table(judged: Mapping[str, Any]) -> Table:
-    part = judged["part"]
+    part = judged["split"]
     table = Table(title=f"{part['images']:,} images of part '{part['name']}', 95% intervals", title_justify="left")
     table.add_column("score")
     table.add_column("value", justify="right")

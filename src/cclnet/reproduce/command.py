@@ -12,14 +12,12 @@ from pathlib import Path
 from rich.console import Console
 
 from cclnet.errors import InputError, unknown
-from cclnet.jobs.job import Work
-from cclnet.jobs.outcome import Log, Outcome
-from cclnet.jobs.runner import run_jobs
-from cclnet.jobs.show import Show
-from cclnet.reproduce import experiments, looks_cells
-from cclnet.reproduce.experiments import SMOKE_DATA, SPLITS, TUNING, Cell, read_recipes, unique
-from cclnet.reproduce.looks_cells import LOOKS
+from cclnet.reproduce import experiments
+from cclnet.reproduce import experiments as looks_cells
+from cclnet.reproduce.experiments import LOOKS, SMOKE_DATA, SPLITS, TUNING, Cell, read_recipes, unique
 from cclnet.reproduce.paper import BACKBONES, METHODS
+from cclnet.sweep.cells import Work
+from cclnet.sweep.local import Log, Outcome, Show, run_jobs
 
 EXPERIMENTS = ("all", "table1", "table2", "figures", "tune", "looks", "tune-looks", "uses")
 RECIPES = Path(__file__).parents[3] / "recipes" / "isic2018"  # of a source tree
@@ -163,8 +161,8 @@ def write_again(what: Sequence[str], split: str, results: Path) -> list[Path]:
 
 def write_all(results: Path) -> list[Path]:
     """Figures first: the pages show them."""
-    from cclnet.reproduce.figures import write_figures
     from cclnet.reproduce.pages import write_tables
+    from cclnet.reproduce.paper_figures import write_figures
 
     write_figures(results)
     return write_tables(results)
@@ -172,9 +170,9 @@ def write_all(results: Path) -> list[Path]:
 
 def _prepared(request: Request, cells: Sequence[Cell]) -> dict[str, str]:
     """The data of each split. Images are decoded here, once, before the processes that share them start."""
-    from cclnet.data.decode import decode
+    from cclnet.data.cache import decode
     from cclnet.data.sources import open_data
-    from cclnet.reproduce.tuning import write_tuning_data
+    from cclnet.reproduce.experiments import write_tuning_data
 
     data = SMOKE_DATA if request.smoke else request.data
     recipes = read_recipes(request.recipes)

@@ -12,11 +12,10 @@ import pandas as pd
 
 from cclnet.errors import InputError
 from cclnet.files import write_whole
-from cclnet.report.page import render
+from cclnet.report.html import render
 from cclnet.reproduce.experiments import TUNING
-from cclnet.reproduce.looks import looks_grid, looks_pairs_grid, structure_grid, tune_looks_grid, uses_grid
-from cclnet.reproduce.results import Result, read_results
-from cclnet.reproduce.seeds import Seeds
+from cclnet.reproduce.seeds import Result, Seeds, read_results
+from cclnet.reproduce.similarity_tables import looks_grid, looks_pairs_grid, structure_grid, tune_looks_grid, uses_grid
 from cclnet.reproduce.tables import (
     Grid,
     cost_grid,

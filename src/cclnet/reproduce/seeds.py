@@ -13,8 +13,28 @@ from typing import Any
 
 from cclnet.evaluation.compare import compare
 from cclnet.files import read_json_bz2, write_json_bz2
+from cclnet.reproduce.experiments import Cell
 from cclnet.reproduce.paper import METHODS
-from cclnet.reproduce.results import SCORES, Result
+from cclnet.sweep import results
+
+# Results of the experiments: what ``cclnet.sweep`` keeps of any run, with the cell it belongs to.
+
+
+__all__ = ["SCORES", "Result", "read_results"]
+
+SCORES = results.SCORES
+
+
+class Result(results.Result):
+    @property
+    def cell(self) -> Cell:
+        return Cell(**self.content["cell"])
+
+
+def read_results(folder: Path) -> list[Result]:
+    """Every result in a folder, in the order of their names."""
+    return [Result(result.path, result.content) for result in results.read_results(folder)]
+
 
 RIVALS = ("ccl", "hard", "lsr-u5")  # compared in pairs, the first of a pair first
 RULES = 3  # of judging: to be raised when the same predictions come to be judged otherwise

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cclnet.report.words import NONE, signed_text
+from cclnet.report.text import NONE, signed_text
 from cclnet.reproduce.experiments import Cell
 from cclnet.reproduce.paper import BACKBONES, LR_CCL, METHODS, SCORES, TABLE2, table1
-from cclnet.reproduce.results import Result
-from cclnet.reproduce.seeds import RIVALS, Seeds
+from cclnet.reproduce.seeds import RIVALS, Result, Seeds
 
 NOT_RUN = "not run"
 SPLIT_TITLES = {"paper": "the paper's split", "lesion": "the split by lesion"}
@@ -65,7 +64,7 @@ def _table1_caption(results: Sequence[Result], split: str) -> str:
     words = "Each field: our value, the paper's, and the difference with its 95% interval, which is that of our value "
     words += "(over seeds and lesions both; for one seed over lesions)."
     if own:
-        part = own[0].content["part"]
+        part = own[0].content["split"]
         groups = f" of {part['groups']:,} lesions" if part["groups"] else ""
         words += f" Judged on {part['images']:,} images{groups}."
     if split == "lesion":

@@ -13,6 +13,6 @@ os.environ.setdefault("SYMPY_CACHE_SIZE", "None")
 
 def quick_start() -> dict[str, Any]:
     """The settings of `cclnet train` without arguments."""
-    from cclnet.training.settings import read_settings
+    from cclnet.settings import read_settings
 
     return read_settings(str(files(__name__) / "quick_start.toml"))

@@ -30,12 +30,12 @@ from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
 from cclnet.methods import Loss
 from cclnet.network import image_size_settings
+from cclnet.runs.folder import RunFolder
 from cclnet.runs.provenance import versions
-from cclnet.training.compiled import compiled, recorded
+from cclnet.settings import Settings
+from cclnet.training.cuda_graph import compiled, recorded
 from cclnet.training.loop import Training
-from cclnet.training.prepare import PreparedData, make_fabric, make_network, make_optimizer, prepare_data
-from cclnet.training.run_folder import RunFolder
-from cclnet.training.settings import Settings
+from cclnet.training.setup import PreparedData, make_fabric, make_network, make_optimizer, prepare_data
 
 PARTS = ("epochs", "ceiling", "reference")
 METHODS = ("hard", "ccl")

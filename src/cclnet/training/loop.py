@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from cclnet.errors import InputError, NotFinite
 from cclnet.functional import inverse_of
 from cclnet.network import CCLNet, Classifier
-from cclnet.training.average import WeightAverage
+from cclnet.runs.folder import RunFolder
+from cclnet.settings import Settings
 from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_latest
-from cclnet.training.compiled import compiled, rehearsal
-from cclnet.training.interrupt import StopRequest
-from cclnet.training.outcome import describe, write_outcome
-from cclnet.training.prepare import (
+from cclnet.training.console import Display, StopRequest, softness_in_words
+from cclnet.training.cuda_graph import compiled, rehearsal
+from cclnet.training.setup import (
     PreparedData,
     check_shares,
     make_deterministic,
@@ -31,14 +31,11 @@ from cclnet.training.prepare import (
     make_network,
     make_optimizer,
     prepare_data,
+    rate_factor,
     train_loader,
 )
-from cclnet.training.progress import Display, softness_in_words
-from cclnet.training.run_folder import RunFolder
-from cclnet.training.schedule import rate_factor
-from cclnet.training.settings import Settings
 from cclnet.training.step import TrainStep
-from cclnet.training.testing import Tester
+from cclnet.training.validate import Tester, WeightAverage, describe, write_outcome
 
 EpochHook = Callable[[dict[str, Any], CCLNet], None]
 
@@ -293,7 +290,7 @@ class Training:
 
     def finish(self) -> None:
         """Test every part but the training part, and write what the run leaves behind."""
-        rows = np.flatnonzero(self.data.parts != "train")
+        rows = np.flatnonzero(self.data.splits != "train")
         self._agree_on_averages()
         logits = self._tester(rows).logits(self.tested)
         self._check_logits(bool(logits.isfinite().all()))

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cclnet.data.augment import AugmentSettings, augment
+from cclnet.data.augment import augment
 from cclnet.data.loader import Batch
-from cclnet.training.compiled import compiled, recorded
+from cclnet.settings import AugmentSettings
+from cclnet.training.cuda_graph import compiled, recorded
 
 
 class TrainStep:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cclnet.data.sources import folders, ham10000, isic, manifest, medmnist
-from cclnet.data.sources.findings import listed
-from cclnet.data.sources.listing import below, image_files, subfolders
-from cclnet.data.sources.options import Options, Source
+from cclnet.data.sources.image_files import below, image_files, subfolders
+from cclnet.data.sources.source import Options, Source, listed
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
 
@@ -35,7 +34,7 @@ def open_data(
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     group_column: str | None = None,
-    part_column: str | None = None,
+    split_column: str | None = None,
     label_separator: str | None = None,
     image_folder: str | Path | None = None,
     strict: bool = False,
@@ -46,14 +45,14 @@ def open_data(
     ``path`` is a folder, a table or an .npz file; ``medmnist:NAME`` to download one; or ``synthetic`` and
     ``synthetic-multilabel``, also with settings (``synthetic:overlap=much,seed=3``). The layout is found by looking;
     ``source`` (a name in :data:`SOURCES`) decides where two fit. The columns are those of a manifest, see
-    :class:`~cclnet.data.sources.options.Options`. Images without label and labels without image are left out and
+    :class:`~cclnet.data.sources.source.Options`. Images without label and labels without image are left out and
     named in the table's ``problems``; ``strict`` refuses them.
     """
     options = Options(
         image_column=image_column,
         label_column=label_column,
         group_column=group_column,
-        part_column=part_column,
+        split_column=split_column,
         label_separator=label_separator,
         image_folder=None if image_folder is None else Path(image_folder).expanduser(),
         strict=strict,
@@ -117,7 +116,7 @@ def _supported() -> str:
 def _synthetic(kind: str, settings: str) -> ImageTable:
     """``overlap=much,seed=3`` to settings of a drawn set."""
     from cclnet.data.synthetic import SyntheticSettings, synthetic
-    from cclnet.data.synthetic_multilabel import MultilabelSettings, synthetic_multilabel
+    from cclnet.data.synthetic.several_labels import MultilabelSettings, synthetic_multilabel
 
     several = kind == "synthetic-multilabel"
     known = {field.name: field.default for field in fields(MultilabelSettings if several else SyntheticSettings)}

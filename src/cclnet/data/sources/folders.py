@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cclnet.data.sources.findings import PART_NAMES, Findings, encode, finish
-from cclnet.data.sources.listing import below, image_files, same_spelling, subfolders
-from cclnet.data.sources.options import Options, Source
+from cclnet.data.sources.image_files import below, image_files, same_spelling, subfolders
+from cclnet.data.sources.source import SPLIT_NAMES, Findings, Options, Source, encode, finish
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 
@@ -23,7 +22,7 @@ def find(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
     best: list[Path] = []
-    for folder in _part_folders(path) or [path]:
+    for folder in _split_folders(path) or [path]:
         classes = [inner for inner in subfolders(folder) if not _NOT_A_CLASS.match(inner.name) and _has_images(inner)]
         best = max(best, classes, key=len)
     return best if len(best) > 1 else []
@@ -34,7 +33,7 @@ def read(path: Path, options: Options) -> ImageTable:
     if not path.is_dir():
         raise InputError(f"{path} is not a folder of class folders.")
     findings = Findings()
-    parted = bool(_part_folders(path))
+    parted = bool(_split_folders(path))
     rows: list[tuple[str, str, str]] = []  # name, label, part
     unlabelled: list[str] = []
     for file in image_files(path, follow_links=options.follow_links):
@@ -53,7 +52,7 @@ def read(path: Path, options: Options) -> ImageTable:
         images=[path / name for name, _, _ in rows],
         labels=codes,
         classes=classes,
-        parts=np.array([part for _, _, part in rows], dtype=np.str_) if parted else None,
+        splits=np.array([part for _, _, part in rows], dtype=np.str_) if parted else None,
     )
     return finish(table, findings, options.strict)
 
@@ -62,15 +61,15 @@ def _place(above: list[str], parted: bool) -> tuple[str, str]:
     """Part and class from the folders above an image; no class where it lies beside the class folders."""
     part = ""
     if parted:
-        part = PART_NAMES.get(above[0].lower(), "") if above else ""
+        part = SPLIT_NAMES.get(above[0].lower(), "") if above else ""
         above = above[1:] if part else []
     label = above[0] if above and not _NOT_A_CLASS.match(above[0]) else ""
     return part, same_spelling(label)
 
 
-def _part_folders(path: Path) -> list[Path]:
+def _split_folders(path: Path) -> list[Path]:
     """Folders called train, val, test and the like, where at least one of them holds class folders."""
-    named = [folder for folder in subfolders(path) if folder.name.lower() in PART_NAMES]
+    named = [folder for folder in subfolders(path) if folder.name.lower() in SPLIT_NAMES]
     return named if any(_has_images(inner) for folder in named for inner in subfolders(folder)) else []
 
 

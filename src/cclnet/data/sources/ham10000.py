@@ -13,10 +13,9 @@ import numpy as np
 import pandas as pd
 
 from cclnet.data.sources import isic
-from cclnet.data.sources.findings import Findings, encode, finish, groups_or_alone, listed
-from cclnet.data.sources.listing import ByStem, below, image_files, plain_files, same_spelling
-from cclnet.data.sources.options import Options, Source
-from cclnet.data.sources.sheet import TEXT_SUFFIXES, read_columns, read_sheet
+from cclnet.data.sources.image_files import ByStem, below, image_files, plain_files, same_spelling
+from cclnet.data.sources.source import Findings, Options, Source, encode, finish, groups_or_alone, listed
+from cclnet.data.sources.table_file import TEXT_SUFFIXES, read_columns, read_sheet
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 
@@ -63,8 +62,8 @@ def read(path: Path, options: Options) -> ImageTable:
         labels=labels,
         classes=classes,
         groups=groups_or_alone(rows["lesion_id"].tolist(), names, findings),
-        parts=rows["part"].to_numpy(dtype=np.str_),
-        extra=rows.drop(columns=[*_COLUMNS, "part"]),
+        splits=rows["split"].to_numpy(dtype=np.str_),
+        extra=rows.drop(columns=[*_COLUMNS, "split"]),
     )
     return finish(table, findings, options.strict)
 
@@ -72,7 +71,7 @@ def read(path: Path, options: Options) -> ImageTable:
 def _read_metadata(file: Path) -> pd.DataFrame:
     rows = read_sheet(file)
     part = "test" if re.search("test", file.name, re.IGNORECASE) else "train"
-    return rows.assign(part=part, image_id=rows["image_id"].map(same_spelling))
+    return rows.assign(split=part, image_id=rows["image_id"].map(same_spelling))
 
 
 def _without_doubles(rows: pd.DataFrame, sheets: list[Path]) -> pd.DataFrame:

@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from cclnet.data.sources.findings import PART_NAMES, Findings, finish, groups_or_alone, listed
-from cclnet.data.sources.listing import ByStem, below, image_files, plain_files, same_spelling, subfolders
-from cclnet.data.sources.options import Options, Source
-from cclnet.data.sources.sheet import TEXT_SUFFIXES, read_columns, read_sheet
+from cclnet.data.sources.image_files import ByStem, below, image_files, plain_files, same_spelling, subfolders
+from cclnet.data.sources.source import SPLIT_NAMES, Findings, Options, Source, finish, groups_or_alone, listed
+from cclnet.data.sources.table_file import TEXT_SUFFIXES, read_columns, read_sheet
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 
@@ -68,7 +67,7 @@ def read(path: Path, options: Options) -> ImageTable:
         labels=np.array([classes.index(label) for label in rows["label"]], dtype=np.int64),
         classes=classes,
         groups=groups_or_alone(about["lesion_id"].tolist(), names, findings) if "lesion_id" in about else None,
-        parts=None if (rows["part"] == "").any() else rows["part"].to_numpy(dtype=np.str_),
+        splits=None if (rows["split"] == "").any() else rows["split"].to_numpy(dtype=np.str_),
         extra=about.drop(columns="lesion_id", errors="ignore"),
     )
     return finish(table, findings, options.strict)
@@ -134,7 +133,7 @@ def _read_truth(truth: Path, findings: Findings) -> pd.DataFrame:
     part = _PART.search(truth.name)
     rows = pd.DataFrame({"image": sheet["image"].map(same_spelling), "label": label})
     findings.leave_out(f"rows of {truth.name} that do not mark exactly one class", rows["image"][~one_class].tolist())
-    return rows.assign(part=PART_NAMES[part[0].lower()] if part else "", truth=str(truth))
+    return rows.assign(split=SPLIT_NAMES[part[0].lower()] if part else "", truth=str(truth))
 
 
 def _with_files(rows: pd.DataFrame, place: _Place, options: Options, findings: Findings) -> pd.DataFrame:

@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cclnet.data.sources.findings import PART_NAMES, Findings, encode, finish, groups_or_alone, listed
-from cclnet.data.sources.listing import below, images_beside, locate, plain_files
-from cclnet.data.sources.options import Options, Source
-from cclnet.data.sources.sheet import PARQUET_SUFFIXES, read_columns, read_sheet
+from cclnet.data.sources.image_files import below, images_beside, locate, plain_files
+from cclnet.data.sources.source import SPLIT_NAMES, Findings, Options, Source, encode, finish, groups_or_alone, listed
+from cclnet.data.sources.table_file import PARQUET_SUFFIXES, read_columns, read_sheet
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
 
@@ -30,7 +29,7 @@ SUFFIXES = (".csv", ".tsv", ".tab", *PARQUET_SUFFIXES)
 _IMAGE = ("image", "image_path", "img_path", "filepath", "file_path", "path", "image_file", "filename", "file_name",
           "file", "image_name", "image_id", "image_index", "img", "img_id", "isic_id")  # fmt: skip
 GROUP = ("group", "group_id", "patient_id", "patient", "subject_id", "subject", "case_id", "lesion_id", "lesion")
-PART = ("part", "split", "partition", "subset", "set")
+PART = ("split", "part", "partition", "subset", "set")
 _LABEL = ("label", "labels", "class", "class_name", "category", "target", "dx", "diagnosis", "finding_labels")
 _SEPARATORS = ("|", ";")
 _MARKS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
@@ -41,7 +40,7 @@ class Columns:
     image: str
     labels: tuple[str, ...]  # one column of class names, or several of zeros and ones
     group: str | None
-    part: str | None
+    split: str | None
 
 
 def find(path: Path) -> list[Path]:
@@ -83,8 +82,8 @@ def read(path: Path, options: Options) -> ImageTable:
         labels=labels[kept],
         classes=classes,
         groups=None if columns.group is None else groups_or_alone(rows[columns.group].tolist(), names, findings),
-        parts=None if columns.part is None else _parts(sheet, rows[columns.part]),
-        extra=rows.drop(columns=[c for c in (columns.image, *columns.labels, columns.group, columns.part) if c]),
+        splits=None if columns.split is None else _parts(sheet, rows[columns.split]),
+        extra=rows.drop(columns=[c for c in (columns.image, *columns.labels, columns.group, columns.split) if c]),
     )
     return finish(table, findings, options.strict)
 
@@ -92,7 +91,7 @@ def read(path: Path, options: Options) -> ImageTable:
 def _the_manifest(path: Path, options: Options) -> Path:
     if path.is_file():
         return path
-    asked = {c for c in (options.image_column, options.group_column, options.part_column) if c}
+    asked = {c for c in (options.image_column, options.group_column, options.split_column) if c}
     tables = [file for file in plain_files(path, SUFFIXES) if asked <= set(read_columns(file))] if asked else find(path)
     if len(tables) != 1:
         found = f"several tables that fit: {listed([t.name for t in tables])}" if tables else "no table that fits"
@@ -122,7 +121,7 @@ def _choose_columns(sheet: Path, rows: pd.DataFrame, options: Options) -> Column
     known = [str(column) for column in rows.columns]
     image = image_column(sheet, rows, options.image_column)
     group = find_column(sheet, known, options.group_column, GROUP)
-    part = find_column(sheet, known, options.part_column, PART)
+    part = find_column(sheet, known, options.split_column, PART)
     taken = {image, group, part}
     return Columns(image, find_label_columns(sheet, rows, options.label_column, taken), group, part)
 
@@ -168,7 +167,7 @@ def _is_marks(cells: pd.Series[str]) -> bool:
 
 def _without_doubles(sheet: Path, rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     """The same row twice counts once; an image with two different rows is refused, for which of them is right?"""
-    said = [c for c in (columns.image, *columns.labels, columns.group, columns.part) if c]
+    said = [c for c in (columns.image, *columns.labels, columns.group, columns.split) if c]
     rows = rows.drop_duplicates(said)
     doubled = rows[columns.image].duplicated() & (rows[columns.image] != "")
     if doubled.any():
@@ -227,10 +226,10 @@ def _marked_labels(
 
 
 def _parts(sheet: Path, cells: pd.Series[str]) -> npt.NDArray[np.str_]:
-    odd = sorted({cell or "(empty)" for cell in cells if cell.lower() not in PART_NAMES})
+    odd = sorted({cell or "(empty)" for cell in cells if cell.lower() not in SPLIT_NAMES})
     if odd:
-        raise InputError(f"{sheet}: parts must be among {', '.join(PART_NAMES)}; found {listed(odd)}.")
-    return np.array([PART_NAMES[cell.lower()] for cell in cells], dtype=np.str_)
+        raise InputError(f"{sheet}: parts must be among {', '.join(SPLIT_NAMES)}; found {listed(odd)}.")
+    return np.array([SPLIT_NAMES[cell.lower()] for cell in cells], dtype=np.str_)
 
 
 def _plain(column: str) -> str:

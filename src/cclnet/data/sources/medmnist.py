@@ -11,9 +11,8 @@ from urllib.error import URLError
 import numpy as np
 import numpy.typing as npt
 
-from cclnet.data.sources.findings import Findings, finish
 from cclnet.data.sources.isic import CLASSES
-from cclnet.data.sources.options import Options, Source
+from cclnet.data.sources.source import Findings, Options, Source, finish
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
 
@@ -71,7 +70,7 @@ def read(path: Path, options: Options) -> ImageTable:
         images=images,
         labels=labels,
         classes=_class_names(path, labels),
-        parts=np.repeat(np.array(parts, dtype=np.str_), sizes),
+        splits=np.repeat(np.array(parts, dtype=np.str_), sizes),
     )
     return finish(table, Findings(), options.strict)
 

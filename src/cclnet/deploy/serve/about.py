@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from cclnet import __version__
-from cclnet.data.pixels import FORMATS
+from cclnet.data.image_io import FORMATS
 from cclnet.deploy.model import Model
 from cclnet.deploy.serve.limits import Limits
 from cclnet.deploy.serve.words import NOTICE
@@ -81,7 +81,7 @@ def judged_sentences(folder: Path) -> list[str]:
     path = folder / "scores.json"
     if not path.is_file():
         return []
-    from cclnet.report.summary import in_short, judged_on
+    from cclnet.report.html import in_short, judged_on
 
     try:
         judged: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -72,9 +72,7 @@ def create_app(
     return app
 
 
-def _add_pages(
-    app: FastAPI, card: ModelCard, limits: Limits, with_token: bool, allowed_hosts: Iterable[str]
-) -> None:
+def _add_pages(app: FastAPI, card: ModelCard, limits: Limits, with_token: bool, allowed_hosts: Iterable[str]) -> None:
     page = render("page.html", card=card, limits=limits)
 
     @app.get("/", include_in_schema=False)

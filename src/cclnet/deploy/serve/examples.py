@@ -20,8 +20,7 @@ def read_examples(
 
     They are read once, when the server starts: no request ever leads to the data.
     """
-    from cclnet.report.run_files import read_run
-    from cclnet.report.thumbnails import thumbnails
+    from cclnet.report.html import read_run, thumbnails
 
     chosen = choose(_split(run), classes, multilabel)
     names = sorted({name for of_class in chosen.values() for name in of_class})
@@ -37,7 +36,7 @@ def choose(split: pd.DataFrame, classes: Sequence[str], multilabel: bool, count:
 
     Drawn by chance from one seed: the first ones of a list are often of one source.
     """
-    train = split[split["part"] == "train"].sample(frac=1, random_state=np.random.RandomState(0))
+    train = split[split["split"] == "train"].sample(frac=1, random_state=np.random.RandomState(0))
     chosen = {}
     for name in classes:
         own = train[[name in (label.split("|") if multilabel else (label,)) for label in train["label"]]]
@@ -53,6 +52,8 @@ def _split(run: Path) -> pd.DataFrame:
         split = pd.read_csv(path, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:
         raise InputError(f"--examples shows images of the training part, but {path} cannot be read: {error}") from error
-    if missing := {"image", "part", "label"} - set(split.columns):
+    if "split" not in split:
+        split = split.rename(columns={"part": "split"})  # the name of the column before version 0.2
+    if missing := {"image", "split", "label"} - set(split.columns):
         raise InputError(f"--examples: {path} has no column {', '.join(sorted(missing))}.")
     return split

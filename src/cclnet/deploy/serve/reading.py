@@ -21,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from cclnet.data.pixels import UnreadableImage, decode_image
-from cclnet.data.resize import read_resized, resize
-from cclnet.deploy.preparing import central
+from cclnet.data.image_io import UnreadableImage, decode_image, read_resized, resize
+from cclnet.deploy.engines import central
 from cclnet.deploy.serve.forms import image_in
 from cclnet.deploy.serve.keeping import content_hash, keep
 from cclnet.deploy.serve.limits import Limits, Refused

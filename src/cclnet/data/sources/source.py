@@ -1,0 +1,151 @@
+"""What a source found on its way to the table, and the checks that every table passes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from cclnet.data.table import ImageTable
+from cclnet.errors import InputError
+
+# What a person may say about the data beyond where it is. Nothing of it is needed for the known layouts.
+
+
+@dataclass(frozen=True)
+class Options:
+    """Attributes:
+    image_column, group_column, split_column: columns of a manifest, by name.
+    label_column: the column of class names; or several columns of zeros and ones.
+    label_separator: what stands between the labels of one image ("|" and ";" are found without it).
+    image_folder: the folder that the names in a manifest start from. Default: the folder of the manifest.
+    strict: refuse a set in which an image lacks its label or a label its image, instead of leaving them out.
+    follow_links: allow links that lead out of the data folder.
+    """
+
+    image_column: str | None = None
+    label_column: str | Sequence[str] | None = None
+    group_column: str | None = None
+    split_column: str | None = None
+    label_separator: str | None = None
+    image_folder: Path | None = None
+    strict: bool = False
+    follow_links: bool = False
+
+    @property
+    def for_manifest(self) -> bool:
+        """Whether something was said that only a manifest has."""
+        said = (self.image_column, self.label_column, self.group_column, self.split_column, self.label_separator,
+                self.image_folder)  # fmt: skip
+        return any(value is not None for value in said)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One layout of data. ``find`` gives the files or folders by which it is known, none if it is not this layout."""
+
+    words: str
+    layout: str
+    find: Callable[[Path], list[Path]]
+    read: Callable[[Path, Options], ImageTable]
+
+
+SPLIT_NAMES = {
+    "train": "train", "training": "train",
+    "calibration": "calibration", "calib": "calibration",
+    "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+
+
+def listed(names: Sequence[object], limit: int = 8) -> str:
+    """The first few of many names.
+
+    >>> listed(["a", "b", "c"], limit=2)
+    'a, b and 1 more'
+    """
+    shown = ", ".join(str(name) for name in names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"
+
+
+@dataclass
+class Findings:
+    """``broken``: what strict refuses. ``notes``: what a person should know, though nothing is wrong."""
+
+    broken: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def leave_out(self, what: str, names: Sequence[object]) -> None:
+        """Say that these were left out, counted and named; nothing if there are none."""
+        if names:
+            self.broken.append(f"{what}: {len(names):,} ({listed(names)})")
+
+    def note(self, what: str, names: Sequence[object]) -> None:
+        if names:
+            self.notes.append(f"{what}: {len(names):,} ({listed(names)})")
+
+
+def encode(labels: Sequence[str], order: Sequence[str] = ()) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """Class names to indices: the classes of ``order`` first, then the others as a person would sort them.
+
+    >>> encode(["grade 10", "grade 9", "nv"], order=["nv"])
+    (array([2, 1, 0]), ('nv', 'grade 9', 'grade 10'))
+    """
+    present = set(labels)
+    ordered = [name for name in order if name in present]
+    classes = (*ordered, *sorted(present.difference(ordered), key=_natural))
+    index = {name: i for i, name in enumerate(classes)}
+    return np.array([index[label] for label in labels], dtype=np.int64), classes
+
+
+def groups_or_alone(groups: Sequence[str], names: Sequence[str], findings: Findings) -> npt.NDArray[np.str_]:
+    """An image whose group is not known is a group of its own."""
+    findings.note("images without a group, each taken alone", [n for n, g in zip(names, groups, strict=True) if not g])
+    return np.array([group or f"alone: {name}" for name, group in zip(names, groups, strict=True)], dtype=np.str_)
+
+
+def finish(table: ImageTable, findings: Findings, strict: bool) -> ImageTable:
+    """Leave out classes without images, refuse what nothing can be learned from, and hand over the findings.
+
+    One part alone is no split that somebody made: ``parts`` is None then.
+    """
+    if strict and findings.broken:
+        faults = "".join(f"\n  - {fault}" for fault in findings.broken)
+        raise InputError(f"{table.source} at {table.root}, read strictly:{faults}\nMend this, or read without strict.")
+    if len(table) == 0:
+        faults = "; ".join(findings.broken) or "the table is empty"
+        raise InputError(f"{table.source} at {table.root}: no image has both a file and a label ({faults}).")
+    counts = table.class_counts()
+    findings.note(
+        "classes without an image, left out", [c for c, n in zip(table.classes, counts, strict=True) if not n]
+    )
+    table = _keep_classes(table, np.flatnonzero(counts))
+    if table.num_classes < 2:
+        raise InputError(
+            f"{table.source} at {table.root}: one class only ({', '.join(table.classes)}, {len(table):,} images). "
+            "A classifier needs two; is this the folder or column you mean?"
+        )
+    parts = table.splits if table.splits is not None and len(set(table.splits.tolist())) > 1 else None
+    return replace(table, splits=parts, problems=(*findings.broken, *findings.notes))
+
+
+def _keep_classes(table: ImageTable, kept: npt.NDArray[np.intp]) -> ImageTable:
+    if len(kept) == table.num_classes:
+        return table
+    if table.multilabel:
+        labels = table.labels[:, kept]
+    else:
+        new_index = np.full(table.num_classes, -1, dtype=np.int64)
+        new_index[kept] = np.arange(len(kept))
+        labels = new_index[table.labels]
+    return replace(table, labels=labels, classes=tuple(table.classes[i] for i in kept))
+
+
+def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sorts 9 before 10, also inside a name."""
+    pieces = re.split(r"(\d+)", name.casefold())
+    return tuple((0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces)

@@ -1,1 +1,0 @@
-"""Many training runs as one experiment: each resumable and in a process of its own, judged, and kept small."""

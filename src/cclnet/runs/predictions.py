@@ -1,0 +1,343 @@
+"""predictions.csv: the wall between training and everything that judges, compares and reports.
+
+Columns: ``image``; where known ``part`` (train, calibration, val, test) and ``group`` (lesion, patient);
+``label``; then ``p_<class>`` for each class. A label is a class name; where an image may carry several labels
+they are joined by ``|``, and an empty label is none of them. A name ending in ``.gz`` or ``.bz2`` is compressed.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from cclnet.data.table import SPLITS
+from cclnet.errors import InputError
+from cclnet.files import write_whole
+
+Strings = npt.NDArray[np.str_]
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Labels = Integers | npt.NDArray[np.uint8]
+Rows = npt.NDArray[np.bool_] | npt.NDArray[np.intp]
+Columns = dict[str, npt.NDArray[np.generic]]
+
+IMAGE_COLUMNS = ("image", "split", "group", "label")  # what is known before anything is predicted
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model said about N images, K classes.
+
+    Attributes:
+        images: unique names, [N].
+        labels: class indices, int64 [N]; or zeros and ones, uint8 [N, K], where an image may carry several.
+        probabilities: [N, K]; rows sum to one for class indices.
+        classes: names of the K classes.
+        groups: what belongs together (lesion, patient), [N], empty where unknown; None where never known.
+        splits: "train", "calibration", "val" or "test" for each image; None where not given.
+    """
+
+    images: Strings
+    labels: Labels
+    probabilities: Floats
+    classes: tuple[str, ...]
+    groups: Strings | None = None
+    splits: Strings | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "probabilities", np.asarray(self.probabilities, dtype=np.float64))
+        shapes = {"labels": self.labels, "probabilities": self.probabilities, "groups": self.groups,
+                  "splits": self.splits}  # fmt: skip
+        odd = [f"{len(a)} {what}" for what, a in shapes.items() if a is not None and len(a) != len(self.images)]
+        if odd or self.probabilities.shape[1:] != (len(self.classes),):
+            found = ", ".join([*odd, f"probabilities of shape {list(self.probabilities.shape)}"])
+            raise InputError(f"{len(self.images)} images and {len(self.classes)} classes, but {found}.")
+        _refuse(
+            _content_problems(self.images, self.labels, self.probabilities, self.classes, self.splits),
+            "these predictions",
+        )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def multilabel(self) -> bool:
+        return self.labels.ndim == 2
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def targets(self) -> npt.NDArray[np.uint8]:
+        """Zeros and ones [N, K], whatever the kind of label."""
+        if self.multilabel:
+            return self.labels.astype(np.uint8)
+        return (self.labels[:, None] == np.arange(self.num_classes)).astype(np.uint8)
+
+    @property
+    def class_counts(self) -> Integers:
+        """Images of each class, [K]."""
+        return self.targets.sum(axis=0, dtype=np.int64)
+
+    def select(self, rows: Rows) -> Predictions:
+        """The predictions of the given rows, in their order."""
+        return replace(
+            self,
+            images=self.images[rows],
+            labels=self.labels[rows],
+            probabilities=self.probabilities[rows],
+            groups=None if self.groups is None else self.groups[rows],
+            splits=None if self.splits is None else self.splits[rows],
+        )
+
+    def of_split(self, part: str) -> Predictions:
+        """The images of one part; "all" for every image."""
+        if part == "all":
+            return self
+        return self.select(np.zeros(len(self), bool) if self.splits is None else self.splits == part)
+
+
+def sum_tolerance(num_classes: int) -> float:
+    """How far a row may sum from one: four decimals a class round by up to K times .00005."""
+    return max(1e-3, num_classes * 5e-5)
+
+
+def _examples(names: npt.NDArray[np.str_] | list[str]) -> str:
+    shown = ", ".join(str(name) for name in names[:3])
+    return shown + (", ..." if len(names) > 3 else "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _refuse(problems: list[str], what: str) -> None:
+    if problems:
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        raise InputError(f"{what} cannot be judged:{listed}")
+
+
+def _content_problems(
+    images: Strings, labels: Labels, probabilities: Floats, classes: tuple[str, ...], parts: Strings | None
+) -> list[str]:
+    """What is wrong with the values, one sentence a kind, with counts and first examples."""
+    problems = []
+    if len(set(images.tolist())) != len(images):
+        names, counts = np.unique(images, return_counts=True)
+        problems.append(
+            f"{_count(int((counts > 1).sum()), 'image')} more than once: {_examples(names[counts > 1])}. "
+            "Every image is judged once: average its predictions, or give each its own name."
+        )
+    problems += _probability_problems(images, probabilities, multilabel=labels.ndim == 2)
+    if len(classes) < 2:
+        problems.append("one class only; a classifier tells at least two apart: add a column p_<the other>, 1 - p.")
+    limit = 1 if labels.ndim == 2 else len(classes) - 1
+    if labels.size and (labels.min() < 0 or labels.max() > limit):
+        problems.append(f"labels must lie in 0..{limit}, got {labels.min()}..{labels.max()}.")
+    if parts is not None and (odd := sorted(set(parts.tolist()) - set(SPLITS))):
+        problems.append(
+            f"{_count(len(odd), 'unknown part')}: {_examples([repr(x) for x in odd])}. Parts are {', '.join(SPLITS)}."
+        )
+    return problems
+
+
+def _probability_problems(images: Strings, p: Floats, multilabel: bool) -> list[str]:
+    problems = []
+    missing = ~np.isfinite(p).all(axis=1)
+    if missing.any():
+        problems.append(
+            f"{_count(int(missing.sum()), 'image')} with a probability that is missing or no finite number: "
+            f"{_examples(images[missing])}."
+        )
+    beyond = np.isfinite(p) & ((p < 0) | (p > 1))
+    outside = beyond.any(axis=1)
+    if outside.any():
+        problems.append(
+            f"{_count(int(outside.sum()), 'image')} with a probability outside [0, 1]: "
+            f"{_examples(images[outside])} (the first has {p[beyond][0]:g}). Are these logits? "
+            f"Take their {'sigmoid' if multilabel else 'softmax'} first."
+        )
+    sums = np.where(missing | outside, 1.0, p.sum(axis=1))  # a row with a worse fault is named for that alone
+    off = np.abs(sums - 1) > sum_tolerance(p.shape[1])
+    if off.any() and not multilabel:
+        problems.append(
+            f"{_count(int(off.sum()), 'image')} whose probabilities do not sum to one: {_examples(images[off])} "
+            f"(the first sums to {sums[off][0]:.6g}). Where an image may carry several labels, join them by |."
+        )
+    return problems
+
+
+def read_predictions(
+    path: str | Path, multilabel: bool | None = None, image_table: str | Path | None = None
+) -> Predictions:
+    """Read a predictions.csv (or .csv.gz, .csv.bz2); everything wrong with it is named in one error.
+
+    ``image_table`` is the file with the IMAGE_COLUMNS, where they were written apart.
+
+    Rows of class probabilities within rounding of one are made to sum to one exactly. ``multilabel`` says
+    whether an image may carry several labels; None looks: a ``|`` in a label says so, and so does an empty label
+    in a file whose rows mostly do not sum to one.
+    """
+    path = Path(path)
+    header, frame = _read_frame(path)
+    if image_table is not None:
+        known, rows = _read_frame(Path(image_table))
+        if len(rows) != len(frame):
+            raise InputError(
+                f"{path} has {len(frame):,} rows and {image_table} {len(rows):,}: they are not about the same images."
+            )
+        header, frame = known + header, pd.concat([rows, frame], axis=1)
+    if "problem" in header:  # of `cclnet predict`: images that could not be read have no prediction
+        unread = frame["problem"].astype(str).to_numpy() != ""
+        if unread.any():
+            told = f"{_count(int(unread.sum()), 'image')} without a prediction (see the column 'problem')"
+            warnings.warn(f"{path}: {told}, left out of all scores.", stacklevel=2)
+            frame = frame[~unread].reset_index(drop=True)
+    classes = tuple(name[2:] for name in header if name.startswith("p_"))
+    problems = _header_problems(header, classes)
+    if len(frame) == 0:
+        problems.append("no image: the file has a header only.")
+    if problems:  # without its columns nothing else can be looked at
+        _refuse(problems, str(path))
+    probabilities = np.column_stack([_numbers(frame["p_" + name]) for name in classes])
+    texts = frame["label"].to_numpy(dtype=np.str_)
+    near_one = np.abs(probabilities.sum(axis=1) - 1) <= sum_tolerance(len(classes))
+    if multilabel is None:
+        multilabel = _looks_multilabel(texts, classes, near_one)
+    images = frame["image"].to_numpy(dtype=np.str_)
+    labels, problems = _read_labels(texts, classes, multilabel, images)
+    if not multilabel:
+        probabilities[near_one] /= probabilities[near_one].sum(axis=1, keepdims=True)
+    groups, parts = (frame[c].to_numpy(dtype=np.str_) if c in header else None for c in ("group", "split"))
+    problems += _content_problems(images, labels, probabilities, classes, parts)
+    _refuse(problems, str(path))
+    return Predictions(images, labels, probabilities, classes, groups, parts)
+
+
+def _read_frame(path: Path) -> tuple[list[str], pd.DataFrame]:
+    """The names in the header as they stand, and the rows; text stays text (a class may be called NA)."""
+    if not path.is_file():
+        raise InputError(f"no file {path}. Expected a predictions.csv with the columns image, label and p_<class>.")
+    try:
+        first = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+        header = [str(name) for name in first.iloc[0]]
+        texts = dict.fromkeys((*IMAGE_COLUMNS, "part"), "str")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(path, dtype=texts, keep_default_na=False, index_col=False, low_memory=False,
+                                float_precision="round_trip", encoding="utf-8-sig")  # fmt: skip
+    except (pd.errors.EmptyDataError, pd.errors.ParserError, pd.errors.ParserWarning, UnicodeDecodeError,
+            OSError, EOFError) as error:  # fmt: skip
+        raise InputError(f"{path} cannot be read as comma-separated text: {error}") from error
+    if "split" not in header and "part" in header:  # the name of the column before version 0.2
+        header = ["split" if name == "part" else name for name in header]
+        frame = frame.rename(columns={"part": "split"}).astype({"split": "str"})
+    return header, frame
+
+
+def _header_problems(header: list[str], classes: tuple[str, ...]) -> list[str]:
+    shown = ", ".join(header[:12]) + (", ..." if len(header) > 12 else "")
+    problems = [f"no column '{name}' (found: {shown})." for name in ("image", "label") if name not in header]
+    if not classes:
+        problems.append(f"no column 'p_<class>' with the probability of a class (found: {shown}).")
+    if doubled := sorted({name for name in header if header.count(name) > 1}):
+        problems.append(f"{_count(len(doubled), 'column')} more than once: {_examples(doubled)}.")
+    if "" in classes:
+        problems.append("a column 'p_' without the name of its class.")
+    return problems
+
+
+def _numbers(column: pd.Series) -> Floats:
+    """A column as float64; what is no number becomes NaN, which is then named."""
+    return pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def _looks_multilabel(texts: Strings, classes: tuple[str, ...], near_one: npt.NDArray[np.bool_]) -> bool:
+    kinds = set(np.unique(texts).tolist()) - set(classes)
+    return any("|" in kind for kind in kinds) or ("" in kinds and float(near_one.mean()) < 0.5)
+
+
+def _read_labels(
+    texts: Strings, classes: tuple[str, ...], multilabel: bool, images: Strings
+) -> tuple[Labels, list[str]]:
+    """Labels from their texts, and what is wrong with them; each distinct text is looked at once."""
+    kinds, kind_of = np.unique(texts, return_inverse=True)
+    place = {name: k for k, name in enumerate(classes)}
+    table = np.zeros((len(kinds), len(classes)), np.uint8)
+    strange: dict[str, int] = {}  # unknown name -> the row of kinds it stands in
+    for row, kind in enumerate(kinds.tolist()):
+        names = [kind] if not multilabel or kind in place else [name for name in kind.split("|") if name]
+        strange.update({name: row for name in names if name not in place})
+        table[row, [place[name] for name in names if name in place]] = 1
+    problems = []
+    if strange:
+        wrong = np.isin(kind_of, list(strange.values()))
+        named = _examples([repr(name) if name else "no label" for name in strange])
+        problems.append(
+            f"{_count(int(wrong.sum()), 'image')} with a label that no column p_<class> knows: {named} "
+            f"(first image: {images[wrong][0]}). Known classes: {', '.join(classes[:20])}"
+            f"{', ...' if len(classes) > 20 else ''}."
+        )
+    labels = table[kind_of] if multilabel else table.argmax(axis=1).astype(np.int64)[kind_of]
+    return labels, problems
+
+
+def write_predictions(path: str | Path, predictions: Predictions) -> None:
+    """Write predictions.csv whole; nine significant digits bring a float32 back exactly."""
+    _write(Path(path), {**image_columns(predictions), **probability_columns(predictions)})
+
+
+def write_probabilities(path: Path, predictions: Predictions) -> Path:
+    """Write the probabilities alone, and beside them, once for all runs on the same images, what is known of these:
+    ``images-XXXXXXXX.csv.bz2``, named by its content. Returns the path of the latter."""
+    columns = image_columns(predictions)
+    digest = hashlib.blake2b(_csv(columns), digest_size=4).hexdigest()
+    images = path.with_name(f"images-{digest}.csv.bz2")
+    if not images.exists():
+        _write(images, columns)
+    _write(path, probability_columns(predictions))
+    return images
+
+
+def image_columns(predictions: Predictions) -> Columns:
+    """IMAGE_COLUMNS, as far as they are known."""
+    classes = np.array(predictions.classes, dtype=np.str_)
+    if predictions.multilabel:
+        if odd := [name for name in predictions.classes if "|" in name]:
+            raise InputError(f"labels are joined by '|', so no class may hold one: {_examples(odd)}. Rename it.")
+        labels = np.array(["|".join(classes[row]) for row in predictions.labels.astype(bool)], dtype=np.str_)
+    else:
+        labels = classes[predictions.labels]
+    values = (predictions.images, predictions.splits, predictions.groups, labels)
+    return {name: value for name, value in zip(IMAGE_COLUMNS, values, strict=True) if value is not None}
+
+
+def probability_columns(predictions: Predictions) -> Columns:
+    return {f"p_{name}": predictions.probabilities[:, k] for k, name in enumerate(predictions.classes)}
+
+
+def _csv(columns: Columns) -> bytes:
+    return pd.DataFrame(columns).to_csv(index=False, float_format="%.9g", lineterminator="\n").encode()
+
+
+def _write(path: Path, columns: Columns) -> None:
+    text = _csv(columns)
+
+    def fill(file: BinaryIO) -> None:
+        if path.suffix == ".gz":
+            # without name and time in its header the same predictions give the same bytes
+            file.write(gzip.compress(text, compresslevel=6, mtime=0))
+        else:
+            file.write(bz2.compress(text) if path.suffix == ".bz2" else text)
+
+    write_whole(path, fill)
