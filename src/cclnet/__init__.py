@@ -1,4 +1,4 @@
-"""CCL-Net: soft labels learned from how alike the classes of your images look."""
+"""CCL-Net: soft labels learned from the visual similarity of classes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from cclnet.errors import InputError
 
 if TYPE_CHECKING:
+    from cclnet.api import compare, evaluate, train
+    from cclnet.data.sources import open_data
     from cclnet.deploy.model import load
     from cclnet.head import CCLHead
     from cclnet.methods import METHODS, Loss, Method, build_method
@@ -15,27 +17,45 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["METHODS", "CCLHead", "CCLNet", "InputError", "Loss", "Method", "__version__", "build_method", "load"]
+__all__ = [
+    "METHODS",
+    "CCLHead",
+    "CCLNet",
+    "InputError",
+    "Loss",
+    "Method",
+    "__version__",
+    "build_method",
+    "compare",
+    "evaluate",
+    "load",
+    "open_data",
+    "train",
+]
 
-# Where each name is, imported when it is first asked for: neither a model in ONNX Runtime nor `--help` needs torch.
-_PLACES = {
+# Imported on first use: neither a model in ONNX Runtime nor `--help` needs torch.
+_MODULES = {
     "CCLHead": "cclnet.head",
     "CCLNet": "cclnet.network",
     "METHODS": "cclnet.methods",
     "Loss": "cclnet.methods",
     "Method": "cclnet.methods",
     "build_method": "cclnet.methods",
+    "compare": "cclnet.api",
+    "evaluate": "cclnet.api",
     "load": "cclnet.deploy.model",
+    "open_data": "cclnet.data.sources",
+    "train": "cclnet.api",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'cclnet' has no attribute {name!r}")
-    value = getattr(import_module(_PLACES[name]), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PLACES})
+    return sorted({*globals(), *_MODULES})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -14,14 +15,23 @@ class NotFinite(InputError):
     """Numbers that should be finite are NaN or infinite: training has diverged, or its input is broken."""
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
-    """An error for a name that is not there, with the nearest valid one.
+class Interrupted(Exception):
+    """A signal ended the run between two steps; a checkpoint was written."""
+
+    def __init__(self, run: Path, signal: int) -> None:
+        super().__init__(f"stopped by signal {signal}. Continue with: cclnet train --resume {run}")
+        self.signal = signal
+
+
+def unknown(kind: str, name: object, known: Iterable[str], meant: str = "") -> InputError:
+    """An error for an unknown name, which suggests ``meant`` or else the nearest valid one.
 
     >>> print(unknown("method", "clc", ["ccl", "hard"]))
     unknown method 'clc'; did you mean 'ccl'? Known: ccl, hard
     """
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=8, cutoff=0.5)
+    near = [meant] if meant else near
     hint = f"; did you mean '{near[0]}'?" if near else "."
     listed, word = (names, "Known") if len(names) <= 40 else (near or names[:8], f"Some of {len(names)} known")
     return InputError(f"unknown {kind} '{name}'{hint} {word}: {', '.join(listed)}")

@@ -1,4 +1,8 @@
-"""Settings of a run: frozen dataclasses, read from TOML, overridden by name, written back whole."""
+"""Settings of a run: frozen dataclasses whose fields carry their help text and their range.
+
+Each setting is declared once, with :func:`setting`. The checks, the options of the command line and the table in
+docs/training.md derive from the fields. ``python -m cclnet.settings docs/training.md`` rewrites that table.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,9 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,203 +26,276 @@ else:
     import tomli as tomllib
 
 S = TypeVar("S")
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-WAYS = ("auto", "given", "group", "class")
+@dataclass(frozen=True)
+class Rule:
+    """What a setting means and which values it takes.
+
+    Attributes:
+        help: shown by ``--help`` and in the documentation.
+        low, high: inclusive bounds, of each number if there are several.
+        above, below: exclusive bounds.
+        choices: the only values allowed.
+        length: how many numbers there must be.
+        ascending: numbers must not decrease.
+        old_name: a previous name of the setting, still accepted.
+        synonyms: names other tools use, which an error translates.
+    """
+
+    help: str
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    length: int | None = None
+    ascending: bool = False
+    old_name: str = ""
+    synonyms: tuple[str, ...] = ()
+
+    @property
+    def bounds(self) -> str:
+        """The bounds in words, empty without any.
+
+        >>> Rule("A share.", low=0, below=1).bounds
+        'at least 0 and below 1'
+        """
+        named = {"at least": self.low, "above": self.above, "at most": self.high, "below": self.below}
+        return " and ".join(f"{words} {bound:g}" for words, bound in named.items() if bound is not None)
+
+    def allows(self, value: Any) -> bool:
+        """Whether numbers are finite, within bounds, in order and as many as required. Other values always are."""
+        if not (self.bounds or self.length or self.ascending):
+            return True
+        numbers = list(value) if isinstance(value, tuple) else [value]
+        return (
+            all(math.isfinite(number) and self._within(number) for number in numbers)
+            and (self.length is None or len(numbers) == self.length)
+            and (not self.ascending or numbers == sorted(numbers))
+        )
+
+    def _within(self, number: float) -> bool:
+        return (
+            (self.low is None or number >= self.low)
+            and (self.high is None or number <= self.high)
+            and (self.above is None or number > self.above)
+            and (self.below is None or number < self.below)
+        )
+
+    def expected(self) -> str:
+        """
+        >>> Rule("A range.", above=0, high=1, length=2, ascending=True).expected()
+        '2 numbers, in ascending order, above 0 and at most 1'
+        """
+        numbers = f"{self.length} numbers" if self.length else "numbers" if self.ascending else ""
+        return ", ".join(filter(None, (numbers, "in ascending order" if self.ascending else "", self.bounds)))
+
+
+def setting(default: Any = MISSING, help: str = "", *, factory: Any = MISSING, **rule: Any) -> Any:
+    """A dataclass field with its :class:`Rule`."""
+    return dataclasses.field(default=default, default_factory=factory, metadata={"rule": Rule(help, **rule)})
+
+
+def rules(kind: Any) -> dict[str, Rule]:
+    """The rule of each field of a settings class or object, by name.
+
+    >>> rules(AugmentSettings)["hue"].bounds
+    'at least 0 and at most 0.5'
+    """
+    return {field.name: field.metadata["rule"] for field in dataclasses.fields(kind)}
+
+
+def _check(settings: Any, path: str = "") -> None:
+    """Refuse fields outside their choices or range, all in one error. Lists, as from TOML, become tuples."""
+    problems = []
+    for field in dataclasses.fields(settings):
+        name, rule, value = f"{path}{field.name}", field.metadata["rule"], getattr(settings, field.name)
+        if isinstance(value, list):
+            value = tuple(value)
+            object.__setattr__(settings, field.name, value)
+        if rule.choices and value not in rule.choices:
+            raise unknown(f"value of setting {name}", value, rule.choices)
+        if value != field.default and not rule.allows(value):  # a default may stand outside: none, or found by itself
+            problems.append(f"setting {name} must be {rule.expected()}, got {value}")
+    if problems:
+        raise InputError("; ".join(problems) + ".")
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How a data set is read. None of it is needed for the known layouts.
+
+    >>> DataOptions(label_column="diagnosis").describes_manifest
+    True
+    """
+
+    source: str = setting("", "Layout of the data, if several fit.")
+    image_column: str = setting("", "Column of a manifest with the image names. Default: found by its usual names.")
+    label_column: str | tuple[str, ...] = setting(
+        "", "Column with the class names, or columns of 0 and 1: A,B,C. Default: found by its usual names."
+    )
+    group_column: str = setting("", "Column of what must stay in one split: patient, lesion.")
+    split_column: str = setting("", "Column with train, calibration, val or test.", old_name="part_column")
+    label_separator: str = setting("", "Separator of several labels in one cell. Default: | or ; if found.")
+    image_folder: str = setting("", "Folder the names in a manifest are relative to. Default: its own folder.")
+    strict: bool = setting(False, "Refuse images without a label and labels without an image.")
+    follow_links: bool = setting(False, "Follow links that lead out of the data folder.")
+
+    @property
+    def describes_manifest(self) -> bool:
+        """Whether an option is given that only a manifest has."""
+        return any((self.image_column, self.label_column, self.group_column, self.split_column, self.label_separator,
+                    self.image_folder))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SplitSettings:
     """How a table is divided into train, calibration, val and test.
 
-    Attributes:
-        by: "group": no group on two sides, classes kept in ratio as near as groups allow; "class": images one by
-            one, classes kept in ratio; "given": the parts that came with the data. "auto": given where the data
-            has parts, else by group where groups are known, else by class. With "group" or "class" a test part
-            that came with the data stays as it is, and the rest is drawn anew.
-        val, test, calibration: shares of the images that are divided. The calibration part is taken out of what
-            would be the training part, so val and test are the same with and without it.
-        folds: cross-validation: fold number ``fold`` of so many is val, and ``val`` is not used.
-        seed: the same seed gives the same split, whatever the order of the rows.
-        file: a split.csv that was written before; everything else is then ignored but ``allow_leaks``.
-        allow_leaks: accept given parts, or a file, with a group on two sides.
+    ``by``: "group" keeps every group in one split and the class ratios as close as the groups allow; "class" keeps the
+    class ratios; "given" uses the splits that came with the data. "auto" is "given" if the data has splits, else
+    "group" if groups are known, else "class". With "group" or "class", a test split that came with the data is kept
+    and the rest is divided. The calibration split is taken from the training split, so val and test do not depend on
+    it. The same seed gives the same split, whatever the order of the rows.
     """
 
-    by: str = "auto"
-    val: float = 0.2
-    test: float = 0.0
-    calibration: float = 0.0
-    folds: int | None = None
-    fold: int = 0
-    seed: int = 0
-    file: str = ""
-    allow_leaks: bool = False
+    by: str = setting("auto", "How to split.", choices=("auto", "given", "group", "class"))
+    val: float = setting(0.2, "Share of the images for validation.", low=0, below=1)
+    test: float = setting(0.0, "Share of the images for the test.", low=0, below=1)
+    calibration: float = setting(0.0, "Share of the images to calibrate on.", low=0, below=1)
+    folds: int | None = setting(None, "Number of cross-validation folds; `val` is then not used.", low=2)
+    fold: int = setting(0, "The fold that is the validation split, from 0.", low=0)
+    seed: int = setting(0, "Seed of the split.", low=0)
+    file: str = setting("", "A split.csv to use; only `allow_leaks` then matters besides.")
+    allow_leaks: bool = setting(False, "Accept a given split, or a file, with a group in two splits.")
 
     def __post_init__(self) -> None:
-        if self.by not in WAYS:
-            raise unknown("way to split", self.by, WAYS)
-        shares = {"val": self.val, "test": self.test, "calibration": self.calibration}
-        for name, share in shares.items():
-            if not 0 <= share < 1:
-                raise InputError(f"split: {name} is a share of the images, at least 0 and below 1; got {share}.")
-        if self.folds is not None and (self.folds < 2 or not 0 <= self.fold < self.folds):
-            raise InputError(
-                f"split: folds must be at least 2 and fold from 0 to folds - 1; "
-                f"got folds={self.folds}, fold={self.fold}."
-            )
+        _check(self, "split.")
+        if self.folds is not None and self.fold >= self.folds:
+            raise InputError(f"setting split.fold must be below split.folds; got folds={self.folds}, fold={self.fold}.")
         val = self.val if self.folds is None else 1 / self.folds * (1 - self.test)
         if val + self.test + self.calibration >= 1 - 1e-9:
             raise InputError(
                 f"split: val ({val:g}), test ({self.test:g}) and calibration ({self.calibration:g}) leave nothing "
-                "to train on: their sum must stay below 1."
+                "to train on: their sum must be below 1."
             )
 
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """What training images go through. The defaults are the paper's recipe (which gives no strengths).
+    """How training images are augmented. The defaults follow the paper, which gives no strengths.
 
-    Colour jitter goes brightness, contrast, saturation, hue, always in this order, where torchvision shuffles
-    it: the first three commute but for clamping, so only the place of a slight turn of hue would differ, and
-    one order is one compiled kernel instead of 24.
-
-    Attributes:
-        crop: side of the square that the network sees.
-        horizontal_flip, vertical_flip: probability of a flip.
-        brightness, contrast, saturation: strength s; the factor is uniform in [max(0, 1 − s), 1 + s].
-        hue: strength; the turn is uniform in [−hue, hue] of the circle, at most 0.5.
-        resized_crop: smallest and largest share of the image's area to cut out and resize to the crop, or
-            None for a plain crop.
-        resized_ratio: narrowest and widest such box, width over height.
-        rotation: the angle is uniform in [−rotation, rotation] degrees; 0 for none.
-        mixup, cutmix: α of Beta(α, α) for mixing an image with the one before it in the batch; 0 for none.
-            With both, every image gets one of the two.
+    Colour jitter applies brightness, contrast, saturation and hue in this order; torchvision shuffles them. The first
+    three commute except for clamping, and one order needs one compiled kernel instead of 24.
     """
 
-    crop: int = 224
-    horizontal_flip: float = 0.5
-    vertical_flip: float = 0.5
-    brightness: float = 0.1
-    contrast: float = 0.1
-    saturation: float = 0.1
-    hue: float = 0.02
-    resized_crop: tuple[float, float] | None = None
-    resized_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    rotation: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
+    crop: int = setting(224, "Side of the square the network sees, in pixels.", low=1,
+                        synonyms=("image_size", "img_size", "input_size", "size"))  # fmt: skip
+    horizontal_flip: float = setting(0.5, "Probability of a horizontal flip.", low=0, high=1)
+    vertical_flip: float = setting(0.5, "Probability of a vertical flip.", low=0, high=1)
+    brightness: float = setting(0.1, "Strength s: the factor is uniform in [max(0, 1 − s), 1 + s].", low=0)
+    contrast: float = setting(0.1, "As brightness.", low=0)
+    saturation: float = setting(0.1, "As brightness.", low=0)
+    hue: float = setting(0.02, "The hue shift is uniform in [−hue, hue], as a share of the colour circle.",
+                         low=0, high=0.5)  # fmt: skip
+    resized_crop: tuple[float, float] | None = setting(
+        None, "Smallest and largest share of the image area to cut out and resize to the crop. None: a plain crop.",
+        above=0, high=1, length=2, ascending=True,
+    )  # fmt: skip
+    resized_ratio: tuple[float, float] = setting(
+        (3 / 4, 4 / 3), "Smallest and largest width over height of that area.", above=0, length=2, ascending=True
+    )
+    rotation: float = setting(0.0, "The angle is uniform in [−rotation, rotation] degrees.", low=0, high=180)
+    mixup: float = setting(0.0, "α of Beta(α, α) for mixing each image with the previous one in the batch. 0: off.",
+                           low=0)  # fmt: skip
+    cutmix: float = setting(0.0, "As mixup, for pasting a box. With both, each image gets one of the two.", low=0)
 
     def __post_init__(self) -> None:
-        for name in ("resized_crop", "resized_ratio"):  # a TOML file gives lists
-            if (given := getattr(self, name)) is not None:
-                object.__setattr__(self, name, tuple(given))
-        if wrong := self._wrong():
-            raise InputError("augmentation: " + "; ".join(wrong) + ".")
-
-    def _wrong(self) -> list[str]:
-        wrong = []
-        if self.crop < 1:
-            wrong.append(f"crop must be at least 1 pixel, got {self.crop}")
-        limits = {"horizontal_flip": 1.0, "vertical_flip": 1.0, "hue": 0.5, "rotation": 180.0}
-        for name in ("horizontal_flip", "vertical_flip", "brightness", "contrast", "saturation", "hue", "rotation",
-                     "mixup", "cutmix"):  # fmt: skip
-            value, limit = getattr(self, name), limits.get(name, math.inf)
-            if not 0.0 <= value <= limit or value == math.inf:
-                between = f"from 0 to {limit:g}" if limit < math.inf else "0 or more"
-                wrong.append(f"{name} must be {between}, got {value}")
-        for name, limit in (("resized_crop", 1.0), ("resized_ratio", math.inf)):
-            pair = getattr(self, name)
-            if pair is not None and not (len(pair) == 2 and 0.0 < pair[0] <= pair[1] <= limit):
-                most = " at most 1," if limit == 1.0 else ""
-                wrong.append(f"{name} must be two numbers above 0,{most} the smaller first, got {list(pair)}")
-        return wrong
+        _check(self, "augment.")
 
     @property
     def warps(self) -> bool:
-        """Whether pixels are resampled, so that the whole image is needed and not only a window of it."""
+        """Whether pixels are resampled, so that the whole image is needed and not only a crop of it."""
         return self.resized_crop is not None or self.rotation > 0
 
     @property
     def mixes(self) -> bool:
-        """Whether images are mixed with each other, and labels with them."""
+        """Whether images, and their labels, are mixed with each other."""
         return self.mixup > 0 or self.cutmix > 0
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(DataOptions):
     """Everything that decides a run. The defaults are the paper's values where it gives them."""
 
-    # data
-    data: str = "synthetic"  # a path, or synthetic[:settings]
-    short_side: int = 256  # images are decoded once to this short side
-    mean: tuple[float, ...] = ()  # of the channels; empty: those the pretrained weights were made with, or ImageNet's
-    std: tuple[float, ...] = ()
-    split: SplitSettings = field(default_factory=SplitSettings)
-    augment: AugmentSettings = field(default_factory=AugmentSettings)
-    source: str = ""  # the layout of the data, where two fit
-    image_column: str = ""  # columns of a manifest; empty: found by their usual names
-    label_column: str = ""
-    group_column: str = ""
-    split_column: str = ""
-    label_separator: str = ""  # between several labels of one image
-    image_folder: str = ""  # what the names in a manifest start from; empty: the folder of the manifest
-    strict: bool = False  # refuse a set with an image without label or a label without image
-    follow_links: bool = False  # allow links that lead out of the data folder
-    # network and method
-    backbone: str = "resnet18"
-    pretrained: bool = False  # timm's pretrained weights
-    weights: str = ""  # a .safetensors file, or a state dict without pickled code
-    drop_rate: float = 0.0  # dropout before the classifier
-    drop_path_rate: float = 0.0  # stochastic depth: the share of images that skip the last block, rising from 0
-    method: str = "ccl"
-    method_settings: dict[str, Any] = field(default_factory=dict)
-    unsoften: bool = False  # take the soft labels out of the probabilities of the finished model again
-    # optimisation
-    epochs: int = 160
-    batch_size: int = 128  # over all devices together
-    accumulate: int = 1  # parts that a batch is taken in, one after the other, where memory is short
-    optimizer: str = "sgd"  # sgd | adamw
-    lr: float = 0.1
-    lr_ccl: float = 0.0005  # of the method's own parameters
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    clip: float = 1.0  # largest gradient norm of each parameter group; 0 for none
-    schedule: str = "step"  # step | cosine | constant
-    drops: tuple[float, ...] = (0.5, 0.75)  # where the rate is multiplied by drop_factor, as shares of the epochs
-    drop_factor: float = 0.1
-    warmup_epochs: float = 0.0
-    ema: float = 0.0  # decay of an exponential average of the weights, which is then what is tested; 0 for none
-    class_weights: bool = False  # weigh samples by 1 / class frequency
-    balanced_sampling: bool = False  # draw classes equally often
-    batch_norm: str = "batch"  # batch | sync (over devices) | frozen
-    # running
-    seed: int = 0
-    precision: str = "auto"  # auto | 32 | bf16 | 64
-    compile: bool | None = None  # none: on for a GPU, off for a CPU
-    resident: bool | None = None  # images kept on the device; none: when they fit
-    deterministic: bool = False
-    validate_every: int = 1  # epochs
-    max_minutes: float = 0.0  # stop after so long; 0 for never
+    # Data.
+    data: str = setting("synthetic", "A folder, a table, an .npz file, medmnist:NAME, or synthetic[:settings].")
+    short_side: int = setting(256, "Images are decoded once to this short side, in pixels.", low=8, high=65536)
+    mean: tuple[float, ...] = setting(
+        (), "Channel means. Default: those of the pretrained weights, else ImageNet's.", length=3
+    )
+    std: tuple[float, ...] = setting((), "Channel standard deviations. Default: as for `mean`.", length=3, low=1e-6)
+    split: SplitSettings = setting(SplitSettings(), "How the data is split.")  # noqa: RUF009
+    augment: AugmentSettings = setting(AugmentSettings(), "How training images are augmented.")  # noqa: RUF009
+    cache_dir: str = setting("", "Folder for decoded images. Default: cclnet in the user's cache folder.")
+    # Network and method.
+    backbone: str = setting("resnet18", "Any timm model name.", synonyms=("model", "arch", "network", "encoder"))
+    pretrained: bool = setting(False, "Start from timm's pretrained weights.")
+    weights: str = setting("", "Start from a .safetensors file or a plain state dict.", synonyms=("checkpoint",))
+    drop_rate: float = setting(0.0, "Dropout before the classifier.", low=0, high=0.99, synonyms=("dropout",))
+    drop_path_rate: float = setting(
+        0.0, "Stochastic depth: share of images that skip the last block, rising from 0.", low=0, high=0.99
+    )
+    method: str = setting("ccl", "Label-softening method; `cclnet methods` lists them.", synonyms=("loss",))
+    method_settings: dict[str, Any] = setting(factory=dict, help="Settings of the method.")  # noqa: RUF009
+    unsoften: bool = setting(False, "Remove the soft labels from the probabilities of the finished model.")
+    # Optimisation.
+    epochs: int = setting(160, "Epochs to train.", low=1, synonyms=("max_epochs", "num_epochs", "n_epochs"))
+    batch_size: int = setting(128, "Images per step, over all devices together.", low=2, synonyms=("batch", "bs"))
+    accumulate: int = setting(
+        1, "Process a batch in so many pieces to save memory. The gradients are the same; batch norm sees one piece.",
+        low=1, high=4096, synonyms=("accumulate_grad_batches", "gradient_accumulation_steps"),
+    )  # fmt: skip
+    optimizer: str = setting("sgd", "Optimizer.", choices=("sgd", "adamw"))
+    lr: float = setting(0.1, "Learning rate of the network.", low=0, synonyms=("learning_rate",))
+    lr_ccl: float = setting(0.0005, "Learning rate of the method's own parameters, such as the CCL head.", low=0,
+                            synonyms=("learning_rate_ccl", "head_lr"))  # fmt: skip
+    momentum: float = setting(0.9, "Momentum of SGD.", low=0, high=1)
+    weight_decay: float = setting(1e-4, "Weight decay.", low=0, synonyms=("wd",))
+    clip: float = setting(1.0, "Largest gradient norm, of network and head separately. 0: off.", low=0,
+                          synonyms=("grad_clip", "gradient_clip", "gradient_clip_val", "max_grad_norm"))  # fmt: skip
+    schedule: str = setting("step", "Learning rate schedule.", choices=("step", "cosine", "constant"),
+                            synonyms=("scheduler", "lr_scheduler"))  # fmt: skip
+    drops: tuple[float, ...] = setting(
+        (0.5, 0.75), "When the step schedule drops, as shares of the epochs.", above=0, below=1, ascending=True,
+        synonyms=("milestones",),
+    )  # fmt: skip
+    drop_factor: float = setting(0.1, "Factor of each drop.", low=0, high=1, synonyms=("gamma",))
+    warmup_epochs: float = setting(0.0, "Linear warm-up of the learning rate.", low=0, synonyms=("warmup",))
+    ema: float = setting(
+        0.0, "Decay of an exponential moving average of the weights, which is then tested and shipped. 0: off.",
+        low=0, high=0.999999, synonyms=("ema_decay",),
+    )  # fmt: skip
+    class_weights: bool = setting(False, "Weight each sample by 1 / class frequency.")
+    balanced_sampling: bool = setting(False, "Draw all classes equally often.")
+    batch_norm: str = setting("batch", "Statistics per device, over all GPUs, or frozen as given.",
+                              choices=("batch", "sync", "frozen"))  # fmt: skip
+    # Running.
+    seed: int = setting(0, "Seed of weights, batches and augmentation.", low=0, synonyms=("random_state",))
+    precision: str = setting("auto", "auto is bf16 on a GPU that has it, else float32.",
+                             choices=("auto", "32", "bf16", "64"), synonyms=("dtype", "amp"))  # fmt: skip
+    compile: bool | None = setting(None, "torch.compile and CUDA graphs. Default: on a GPU only.")
+    resident: bool | None = setting(None, "Keep the images on the device. Default: if they fit, else streamed.")
+    deterministic: bool = setting(False, "The same bits every time; slower.")
+    validate_every: int = setting(1, "Epochs from one validation to the next.", low=1)
+    max_minutes: float = setting(0.0, "Stop training after this long. 0: never.", low=0)
 
     def __post_init__(self) -> None:
-        for name, value in _normalisation(self.backbone if self.pretrained else "").items():
-            if not getattr(self, name):
-                object.__setattr__(self, name, value)
-        for name, least in (("mean", -_BIG), ("std", 1e-6)):
-            value = getattr(self, name)
-            if len(value) != 3 or not all(least <= number <= _BIG for number in value):
-                raise InputError(f"setting {name} must be three numbers, one a channel (std above 0), got {value}.")
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise InputError(f"setting {name} must lie in {low} … {high}, got {value}.")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise unknown(f"value of setting {name}", getattr(self, name), choices)
-        if any(not 0.0 < drop < 1.0 for drop in self.drops) or list(self.drops) != sorted(self.drops):
-            raise InputError(f"drops must be rising shares of the epochs between 0 and 1, got {self.drops}.")
+        _check(self)
         if self.optimizer == "adamw" and self.lr > 0.03:
-            raise InputError(f"lr {self.lr} is a rate for sgd; with adamw set one that it can use, such as lr=.001.")
+            raise InputError(f"lr {self.lr} is a rate for sgd; adamw needs a smaller one, such as lr=0.001.")
         if self.class_weights and self.balanced_sampling:
             raise InputError("class_weights and balanced_sampling both balance the classes: choose one.")
         if self.method == "ccl-balanced" and (self.class_weights or self.balanced_sampling):
@@ -231,35 +309,32 @@ class Settings:
                 "make the crop smaller or short_side larger."
             )
 
+    @property
+    def input_mean(self) -> tuple[float, ...]:
+        """Channel means of the network's input: ``mean`` if given, else derived from the weights it starts from."""
+        return self.mean or self._pretrained_normalisation()[0]
 
-def _normalisation(pretrained: str) -> dict[str, tuple[float, ...]]:
-    """Mean and standard deviation of the channels that the weights of a timm model were trained with."""
-    usual: dict[str, tuple[float, ...]] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-    if not pretrained:
-        return usual
-    import timm
+    @property
+    def input_std(self) -> tuple[float, ...]:
+        """Channel standard deviations of the network's input; see ``input_mean``."""
+        return self.std or self._pretrained_normalisation()[1]
 
-    config = timm.get_pretrained_cfg(pretrained) if timm.is_model(pretrained) else None
-    return usual if config is None else {"mean": tuple(config.mean), "std": tuple(config.std)}
+    @property
+    def cache_folder(self) -> Path | None:
+        """``cache_dir`` as a path; None for the user's cache folder."""
+        return Path(self.cache_dir).expanduser() if self.cache_dir else None
 
+    def _pretrained_normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        if not self.pretrained:
+            return IMAGENET_MEAN, IMAGENET_STD
+        import timm
 
-_BIG = 10**9
-_RANGES: list[tuple[str, float, float]] = [
-    ("epochs", 1, _BIG), ("batch_size", 2, _BIG), ("lr", 0, _BIG), ("lr_ccl", 0, _BIG), ("momentum", 0, 1),
-    ("weight_decay", 0, _BIG), ("clip", 0, _BIG), ("drop_factor", 0, 1), ("warmup_epochs", 0, _BIG),
-    ("ema", 0, 0.999999), ("validate_every", 1, _BIG), ("max_minutes", 0, _BIG), ("short_side", 8, 65536),
-    ("accumulate", 1, 4096), ("drop_rate", 0, 0.99), ("drop_path_rate", 0, 0.99),
-]  # fmt: skip
-_CHOICES = {
-    "optimizer": ("sgd", "adamw"),
-    "schedule": ("step", "cosine", "constant"),
-    "precision": ("auto", "32", "bf16", "64"),
-    "batch_norm": ("batch", "sync", "frozen"),
-}
+        config = timm.get_pretrained_cfg(self.backbone) if timm.is_model(self.backbone) else None
+        return (IMAGENET_MEAN, IMAGENET_STD) if config is None else (tuple(config.mean), tuple(config.std))
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """The content of a TOML file, with ``augment`` and the like as tables."""
+    """The content of a TOML file as nested values."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -271,28 +346,34 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 
 def make_settings(*layers: Mapping[str, Any]) -> Settings:
-    """Settings from layers of nested values, the later over the earlier. An unknown name is an error.
+    """Settings from layers of nested values; later layers override earlier ones. An unknown name is an error.
 
     >>> make_settings({"lr": 0.1, "augment": {"hue": 0.1}}, {"lr": 1, "augment": {"crop": 64}}).lr
     1.0
     """
+    merged = merge_layers(*(_current_names(Settings, layer) for layer in layers))
+    for name in merged:
+        if name not in rules(Settings) and not _synonym(Settings, name):
+            _refuse_method_setting(name, merged.get("method", Settings.method))
+    return build_settings(Settings, merged)
+
+
+def merge_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """One nested dict of all layers; later ones override earlier ones, tables are merged.
+
+    >>> merge_layers({"augment": {"hue": 0.1}}, {"augment": {"crop": 64}})
+    {'augment': {'hue': 0.1, 'crop': 64}}
+    """
     merged: dict[str, Any] = {}
     for layer in layers:
-        _merge(merged, layer)
-    _point_to_the_method(merged)
-    return _build(Settings, merged, "")
-
-
-def _point_to_the_method(values: Mapping[str, Any]) -> None:
-    """Settings of the method stand in a table of their own: one that does not is told where."""
-    strange = [key for key in values if key not in typing.get_type_hints(Settings)]
-    if not strange:
-        return
-    from cclnet.methods import METHODS, method_settings
-
-    method = values.get("method", Settings.method)
-    if method in METHODS and strange[0] in method_settings(method):
-        raise InputError(f"{strange[0]} is a setting of method '{method}': give it as method_settings.{strange[0]}.")
+        for name, value in layer.items():
+            if isinstance(value, Mapping):
+                table = merged.get(name, {})
+                if not isinstance(table, Mapping):
+                    raise InputError(f"setting {name} is a plain value, got a table.")
+                value = merge_layers(table, value)
+            merged[name] = value
+    return merged
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
@@ -312,26 +393,115 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
             place = place.setdefault(table, {})
             if not isinstance(place, dict):
                 raise InputError(f"setting {table} is given a value and a table ({assignment}).")
-        place[last] = _value(text.strip())
+        place[last] = _parse_value(text.strip())
     return nested
 
 
+def _parse_value(text: str) -> Any:
+    number = f"0{text}" if text.startswith(".") else text  # TOML does not allow .05
+    try:
+        return tomllib.loads(f"v = {number}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def build_settings(kind: type[S], values: Mapping[str, Any], path: str = "") -> S:
+    """An object of a settings class from nested values, each converted to the type of its field.
+
+    >>> build_settings(DataOptions, {"part_column": "fold"}).split_column
+    'fold'
+    """
+    values = _current_names(kind, values)
+    hints = typing.get_type_hints(kind)
+    for name in values:
+        if name not in hints:
+            meant = _synonym(kind, name)
+            raise unknown("setting", f"{path}{name}", [f"{path}{known}" for known in hints], meant and f"{path}{meant}")
+    return kind(**{name: _fit(hints[name], value, f"{path}{name}") for name, value in values.items()})
+
+
+def data_options(values: Mapping[str, Any]) -> DataOptions:
+    """The data options among nested values such as those of settings.toml; other settings are ignored."""
+    current = _current_names(DataOptions, values)
+    return build_settings(DataOptions, {name: current[name] for name in rules(DataOptions) if name in current})
+
+
+def _current_names(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with previous names of settings replaced by the current ones."""
+    renamed = {rule.old_name: name for name, rule in rules(kind).items() if rule.old_name}
+    for old, new in renamed.items():
+        if old in values and new in values:
+            raise InputError(f"{old} is the old name of setting {new}: give {new} alone.")
+    return {renamed.get(name, name): value for name, value in values.items()}
+
+
+def _synonym(kind: Any, name: str) -> str:
+    """The setting that another tool's ``name`` stands for, or nothing."""
+    return next((known for known, rule in rules(kind).items() if name in rule.synonyms), "")
+
+
+def _refuse_method_setting(name: str, method: Any) -> None:
+    """Say where a setting of the method belongs."""
+    from cclnet.methods import METHODS, method_settings
+
+    if method in METHODS and name in method_settings(method):
+        raise InputError(f"{name} is a setting of method '{method}': give it as method_settings.{name}.")
+
+
+_TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def _fit(hint: Any, value: Any, name: str) -> Any:
+    """``value`` converted to a field's type: tables to dataclasses, lists to tuples, integers to floats, paths to
+    text. Other mismatches are refused."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if not isinstance(value, Mapping):
+            raise InputError(f"setting {name} is a table, got {value!r}.")
+        return build_settings(hint, value, f"{name}.")
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _fit_any(typing.get_args(hint), value, name)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        inner = typing.get_args(hint)[0]
+        return tuple(_fit(inner, item, name) for item in value)
+    if origin is dict and isinstance(value, Mapping):
+        return {key: _method_value(item) for key, item in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is str and isinstance(value, (int, float, PathLike)) and not isinstance(value, bool):
+        return str(value)  # precision=32 on the command line
+    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    expected = _TYPE_NAMES.get(hint, "a list" if origin is tuple else "a table" if origin is dict else str(hint))
+    raise InputError(f"setting {name} must be {expected}, got {value!r}.")
+
+
+def _fit_any(choices: tuple[Any, ...], value: Any, name: str) -> Any:
+    if type(None) in choices and (value is None or value == "none"):
+        return None
+    *first, last = (choice for choice in choices if choice is not type(None))
+    for choice in first:
+        try:
+            return _fit(choice, value, name)
+        except InputError:  # the last choice reports what does not fit
+            continue
+    return _fit(last, value, name)
+
+
+def _method_value(value: Any) -> Any:
+    """A setting of a method, whose type only the method knows."""
+    if isinstance(value, list):
+        return tuple(value)
+    return None if value == "none" else value
+
+
 def to_toml(settings: Settings) -> str:
-    """The settings as TOML, the way ``read_settings`` takes them back. What is None is left out, but for settings of
-    the method, whose defaults are not known here: of these it is "none"."""
+    """The settings as TOML, as ``read_settings`` reads them. None is left out, except in the settings of the method,
+    whose defaults are not known here: there it is written as "none"."""
     values = dataclasses.asdict(settings)
     own = values["method_settings"]
     values["method_settings"] = {key: "none" if value is None else value for key, value in own.items()}
     return "\n".join(_toml_lines(values, "")) + "\n"
-
-
-def in_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a method for JSON, which has no word for what is infinite.
-
-    >>> in_json({"margin": float("inf"), "alpha": 0.1})
-    {'margin': 'inf', 'alpha': 0.1}
-    """
-    return {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
 
 
 def _toml_lines(values: Mapping[str, Any], table: str) -> list[str]:
@@ -345,84 +515,68 @@ def _toml_lines(values: Mapping[str, Any], table: str) -> list[str]:
 
 
 def _toml_value(value: Any) -> str:
-    """As JSON writes it, but for what is infinite.
+    """As JSON, except for infinities.
 
     >>> _toml_value([1, 2.5]), _toml_value(float("-inf"))
     ('[1, 2.5]', '-inf')
     """
-    endless = isinstance(value, float) and not math.isfinite(value)
-    return str(value) if endless else json.dumps(value, ensure_ascii=False)
+    infinite = isinstance(value, float) and not math.isfinite(value)
+    return str(value) if infinite else json.dumps(value, ensure_ascii=False)
 
 
-def _value(text: str) -> Any:
-    number = f"0{text}" if text.startswith(".") else text  # people write .05, TOML does not
-    try:
-        return tomllib.loads(f"v = {number}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text
+def in_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a method for JSON, which has no infinity.
+
+    >>> in_json({"margin": float("inf"), "alpha": 0.1})
+    {'margin': 'inf', 'alpha': 0.1}
+    """
+    return {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
 
 
-def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
-    for key, value in layer.items():
-        if isinstance(value, Mapping):
-            inner = into.setdefault(key, {})
-            if not isinstance(inner, dict):
-                raise InputError(f"setting {key} is a plain value, got a table.")
-            _merge(inner, value)
-        else:
-            into[key] = value
+def default_text(field: dataclasses.Field[Any]) -> str:
+    """The default of a setting for people, empty where there is none or it is found from the data.
+
+    >>> [default_text(field) for field in dataclasses.fields(Settings) if field.name in ("lr", "drops", "mean")]
+    ['', '0.1', '0.5, 0.75']
+    """
+    values = field.default if isinstance(field.default, tuple) else (field.default,)
+    if values == (None,) or values == (MISSING,):
+        return ""
+    return ", ".join(f"{value:g}" if isinstance(value, float) else _toml_value(value).strip('"') for value in values)
 
 
-def _build(kind: type[S], values: Mapping[str, Any], path: str) -> S:
-    hints = typing.get_type_hints(kind)
-    for key in values:
-        if key not in hints:
-            raise unknown("setting", f"{path}{key}", [f"{path}{name}" for name in hints])
-    return kind(**{key: _fit(hints[key], value, f"{path}{key}") for key, value in values.items()})
+MARKERS = "<!-- settings -->", "<!-- /settings -->"
 
 
-def _fit(hint: Any, value: Any, name: str) -> Any:
-    """``value`` as the type of its field: tables into dataclasses, lists into tuples, whole numbers into
-    floats; anything else that does not fit is refused by name."""
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if not isinstance(value, Mapping):
-            raise InputError(f"setting {name} is a table, got {value!r}.")
-        return _build(hint, value, f"{name}.")
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return _fit_any(typing.get_args(hint), value, name)
-    if origin is tuple and isinstance(value, (list, tuple)):
-        inner = typing.get_args(hint)[0]
-        return tuple(_fit(inner, item, name) for item in value)
-    if origin is dict and isinstance(value, Mapping):
-        return {key: _of_method(item) for key, item in value.items()}
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)  # precision=32 on the command line
-    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return value
-    wanted = getattr(hint, "__name__", str(hint))
-    raise InputError(f"setting {name} must be {wanted}, got {value!r}.")
+def settings_table() -> str:
+    """The Markdown table of all settings, for docs/training.md."""
+    return "\n".join(["| setting | default | values | |", "|---|---|---|---|", *_table_rows(Settings, "")])
 
 
-def _of_method(value: Any) -> Any:
-    """A setting of a method, whose type only the method knows."""
-    if isinstance(value, list):
-        return tuple(value)
-    return None if value == "none" else value
+def _table_rows(kind: Any, path: str) -> Iterator[str]:
+    nested = {}
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.default):
+            nested[field.name] = type(field.default)
+            continue
+        rule: Rule = field.metadata["rule"]
+        values = ", ".join(rule.choices) or rule.expected()
+        cells = (f"`{path}{field.name}`", default_text(field), values, rule.help.replace("|", r"\|"))
+        yield f"| {' | '.join(cells)} |"
+    for name, inner in nested.items():
+        yield from _table_rows(inner, f"{path}{name}.")
 
 
-def _fit_any(choices: tuple[Any, ...], value: Any, name: str) -> Any:
-    if value is None or value == "none":
-        if type(None) in choices:
-            return None
-        raise InputError(f"setting {name} cannot be left empty.")
-    errors: list[InputError] = []
-    for choice in choices:
-        if choice is not type(None):
-            try:
-                return _fit(choice, value, name)
-            except InputError as error:
-                errors.append(error)
-    raise errors[-1]
+def with_settings_table(page: str) -> str:
+    """The page with the current table between its markers."""
+    start, end = MARKERS
+    before, opened, rest = page.partition(start)
+    _, closed, after = rest.partition(end)
+    if not (opened and closed):
+        raise InputError(f"the page has no markers {start} and {end} for the table of settings.")
+    return f"{before}{start}\n{settings_table()}\n{end}{after}"
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        Path(name).write_text(with_settings_table(Path(name).read_text(encoding="utf-8")), encoding="utf-8")

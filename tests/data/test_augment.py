@@ -183,15 +183,17 @@ def test_normalise_agrees_with_torchvision():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"crop": 0}, "crop must be at least 1 pixel, got 0"),
-        ({"horizontal_flip": 1.5}, "horizontal_flip must be from 0 to 1, got 1.5"),
-        ({"hue": 0.6}, "hue must be from 0 to 0.5"),
-        ({"brightness": -0.1}, "brightness must be 0 or more"),
-        ({"mixup": float("nan")}, "mixup must be 0 or more, got nan"),
-        ({"resized_crop": (0.5, 2.0)}, r"resized_crop must be two numbers above 0, at most 1, .* got \[0.5, 2.0\]"),
-        ({"resized_crop": [0.5]}, "resized_crop must be two numbers"),
-        ({"resized_ratio": (2, 1)}, "resized_ratio must be two numbers above 0, the smaller first"),
-        ({"hue": 1.0, "cutmix": -1.0}, "hue must .*; cutmix must"),
+        ({"crop": 0}, "augment.crop must be at least 1, got 0"),
+        ({"horizontal_flip": 1.5}, "horizontal_flip must be at least 0 and at most 1, got 1.5"),
+        ({"hue": 0.6}, "hue must be at least 0 and at most 0.5"),
+        ({"brightness": -0.1}, "brightness must be at least 0"),
+        ({"brightness": float("inf")}, "brightness must be at least 0, got inf"),
+        ({"resized_crop": []}, "resized_crop must be 2 numbers"),
+        ({"mixup": float("nan")}, "mixup must be at least 0, got nan"),
+        ({"resized_crop": (0.5, 2.0)}, r"resized_crop must be 2 numbers, .*above 0 and at most 1, got \(0.5, 2.0\)"),
+        ({"resized_crop": [0.5]}, "resized_crop must be 2 numbers"),
+        ({"resized_ratio": (2, 1)}, "resized_ratio must be 2 numbers, in ascending order, above 0"),
+        ({"hue": 1.0, "cutmix": -1.0}, "hue must .*; setting augment.cutmix must"),
     ],
 )
 def test_wrong_settings_are_named(changes, message):

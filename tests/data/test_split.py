@@ -288,12 +288,13 @@ def test_a_file_with_leaks_is_refused_unless_told(tmp_path):
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"by": "lesion"}, "unknown way to split 'lesion'"),
-        ({"val": 1.0}, "val is a share of the images, at least 0 and below 1; got 1.0"),
-        ({"test": -0.1}, "test is a share"),
+        ({"by": "lesion"}, "split.by 'lesion'"),
+        ({"val": 1.0}, "split.val must be at least 0 and below 1, got 1.0"),
+        ({"test": -0.1}, "split.test must be at least 0"),
         ({"val": 0.5, "test": 0.3, "calibration": 0.2}, "leave nothing to train on"),
-        ({"folds": 1}, "folds must be at least 2"),
-        ({"folds": 5, "fold": 5}, "fold from 0 to folds - 1; got folds=5, fold=5"),
+        ({"folds": 1}, "split.folds must be at least 2"),
+        ({"folds": 5, "fold": 5}, "split.fold .* folds=5, fold=5"),
+        ({"folds": 5, "fold": -1}, "split.fold must be at least 0, got -1"),
         ({"folds": 2, "calibration": 0.5}, "leave nothing to train on"),
     ],
 )

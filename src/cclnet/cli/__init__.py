@@ -1,16 +1,25 @@
-"""The command line: a file for each few commands that belong together, each a few lines over the API."""
+"""The command line: one file per command, each a few lines over the Python API.
+
+Options that stand for settings are generated from the fields of the settings classes (:func:`with_settings`).
+Command modules import torch only when they run, so that ``--help`` and errors in the settings are immediate.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import sys
-from typing import Annotated
+import typing
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cclnet.cli import cards, comparing, deploying, judging, looking, reproducing, serving, training
 from cclnet.errors import InputError
+from cclnet.settings import DataOptions, Settings, default_text, merge_layers, parse_overrides, rules
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,25 +27,101 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-data_app = typer.Typer(help="Look at a data set before training on it.", no_args_is_help=True)
 
-app.command()(training.train)
-app.command()(training.benchmark)
-app.command()(judging.evaluate)
-app.command()(judging.compare)
-app.command()(comparing.compare_methods)
-app.command()(serving.serve)
-app.command()(deploying.predict)
-app.command()(deploying.export)
-app.command()(reproducing.reproduce)
-app.command()(cards.methods)
-app.add_typer(data_app, name="data")
-data_app.command("show")(looking.data_show)
-data_app.command("audit")(looking.data_audit)
+Data = Annotated[
+    str, typer.Argument(help="Folder, CSV, Parquet, .npz, medmnist:NAME or synthetic. Default: a small demo run.")
+]
+Draws = Annotated[int, typer.Option(min=2, help="Bootstrap draws for the intervals.")]
+Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
-def _say_versions(asked: bool) -> None:
-    if asked:
+def with_settings(
+    kind: type, *, only: tuple[str, ...] = (), without: tuple[str, ...] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one option per field of a settings class in place of its ``**settings``.
+
+    The command receives the options that were given, by the names of the fields. Fields of other than plain types, and
+    those the command declares itself, have no option. Commands that take all of ``Settings`` also get ``--set``, whose
+    values are merged in.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = {parameter.name for parameter in own}
+        generated = [
+            parameter
+            for field in dataclasses.fields(kind)
+            if field.name not in names and field.name not in without and (not only or field.name in only)
+            for parameter in _options(kind, field)
+        ]
+        if issubclass(kind, Settings):
+            generated.append(_parameter("overrides", Annotated[list[str] | None, _SET]))
+
+        @functools.wraps(command)
+        def run(**arguments: Any) -> None:
+            own_arguments = {name: arguments.pop(name) for name in names}
+            overrides = parse_overrides(arguments.pop("overrides", None) or [])
+            given = {name: value for name, value in arguments.items() if value is not None}
+            command(**own_arguments, **merge_layers(given, overrides))
+
+        parameters = [*own, *generated]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+_SET = typer.Option("--set", help="Any setting, name=value: --set augment.hue=0.1 --set method_settings.softness=0.7")
+
+
+def _options(kind: type, field: dataclasses.Field[Any]) -> Iterator[inspect.Parameter]:
+    """The option of a setting, and a hidden one for its old name."""
+    hint = typing.get_type_hints(kind)[field.name]
+    plain = next((t for t in (str, int, float, bool) if t in (hint, *typing.get_args(hint))), None)
+    if plain is None or typing.get_origin(hint) in (tuple, dict):
+        return
+    rule, default = rules(kind)[field.name], default_text(field)
+    facts = [rule.help, f"One of {', '.join(rule.choices)}." if rule.choices else ""]
+    facts += [f"Default: {default}." if default and plain is not bool else ""]
+    panel = "Data options" if field.name in rules(DataOptions) else "Settings"
+    option = typer.Option(help=" ".join(filter(None, facts)), rich_help_panel=panel, show_default=False)
+    yield _parameter(field.name, Annotated[plain | None, option])
+    if rule.old_name:
+        yield _parameter(rule.old_name, Annotated[plain | None, typer.Option(hidden=True)])
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def parse_list(text: str) -> tuple[str, ...]:
+    """
+    >>> parse_list("a, b,")
+    ('a', 'b')
+    """
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """
+    >>> parse_seeds("0,1,2")
+    (0, 1, 2)
+    """
+    try:
+        seeds = tuple(int(word) for word in parse_list(text))
+    except ValueError:
+        seeds = ()
+    if not seeds:
+        raise InputError(f"seeds are whole numbers separated by commas, such as 0,1,2; got '{text}'.")
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"each seed may be given once; got '{text}'.")
+    return seeds
+
+
+def _print_versions(requested: bool) -> None:
+    if requested:
         from cclnet.runs.provenance import versions
 
         typer.echo(", ".join(f"{name} {number}" for name, number in versions().items()))
@@ -46,17 +131,39 @@ def _say_versions(asked: bool) -> None:
 @app.callback()
 def every_command(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_versions, is_eager=True, help="Versions that matter, and exit.")
+        bool, typer.Option("--version", callback=_print_versions, is_eager=True, help="Print versions and exit.")
     ] = False,
 ) -> None:
     """CCL-Net: train medical image classifiers with soft labels learned from the images."""
 
 
+def _register_commands() -> None:
+    # Imported here because the command modules use the helpers above.
+    from cclnet.cli.benchmark_command import benchmark
+    from cclnet.cli.compare_command import compare, compare_methods
+    from cclnet.cli.data_command import data_app
+    from cclnet.cli.evaluate_command import evaluate
+    from cclnet.cli.export_command import export
+    from cclnet.cli.methods_command import methods
+    from cclnet.cli.predict_command import predict
+    from cclnet.cli.reproduce_command import reproduce
+    from cclnet.cli.serve_command import serve
+    from cclnet.cli.train_command import train
+
+    commands = (train, benchmark, evaluate, compare, compare_methods, serve, predict, export, reproduce, methods)
+    for command in commands:
+        app.command()(command)
+    app.add_typer(data_app, name="data")
+
+
+_register_commands()
+
+
 def main() -> None:
-    """Run a command; what the user can mend is one line on stderr and exit code 2, never a traceback."""
+    """Run a command. An error the user can correct is one line on stderr and exit code 2, never a traceback."""
     try:
         app(prog_name="cclnet")
     except InputError as error:
-        # Escaped, for names and hints such as cclnet[dicom] hold brackets that are no markup.
+        # Escaped, because names and hints such as cclnet[dicom] contain brackets that are not markup.
         Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False)
         sys.exit(2)

@@ -21,7 +21,6 @@ from cclnet.data.image_io import SUFFIXES, UnreadableImage
 from cclnet.data.parallel import available_cores, counting_images, in_order
 from cclnet.data.sources import manifest, open_data
 from cclnet.data.sources.image_files import below, image_files, locate
-from cclnet.data.sources.source import Options
 from cclnet.data.sources.table_file import read_sheet
 from cclnet.data.table import ImageTable
 from cclnet.deploy.description import Description
@@ -30,6 +29,7 @@ from cclnet.deploy.explain import overlay
 from cclnet.deploy.model import FILES, Model, Prediction, load
 from cclnet.errors import InputError
 from cclnet.files import make_folder, write_whole
+from cclnet.settings import DataOptions
 
 # The images to predict: files, folders, tables that name them, or any data set that comes as an array.
 
@@ -133,7 +133,7 @@ def _along(sheet: Path, rows: pd.DataFrame, image: str) -> dict[str, list[str]]:
         asked = "label" if "label" in known else None  # whatever else may be one
         found = manifest.find_label_columns(sheet, rows, asked, {image, group, part})
         columns = manifest.Columns(image, found, group, part)
-        labels, classes, labelled = manifest.labels_of(sheet, rows, columns, Options())
+        labels, classes, labelled = manifest.labels_of(sheet, rows, columns, DataOptions())
         if labelled.any():
             texts = _label_texts(labels, classes)
             along["label"] = [text if told else "" for text, told in zip(texts, labelled, strict=True)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import inspect
 import io
 import json
 import math
@@ -39,6 +38,7 @@ from cclnet.report.figures import (
 )
 from cclnet.report.text import count_text, duration_text, interval_text, signed_text, value_text, with_interval
 from cclnet.runs.soft_labels import tells_classes_apart
+from cclnet.settings import data_options
 
 # What a report reads from a run folder beside its scores: settings and the record of training.
 
@@ -224,9 +224,8 @@ def thumbnails(
         return {}, "" if not names else "The pictures are left out: the run does not say where its images are."
     from cclnet.data.sources import open_data
 
-    told = {name: settings[name] for name in inspect.signature(open_data).parameters if settings.get(name)}
     try:
-        table = open_data(place, **told)
+        table = open_data(place, data_options(settings))
     except InputError as error:
         first_sentence = re.split(r"(?<=\.)\s", str(error))[0]
         return {}, f"The pictures are left out, because the data cannot be opened here: {first_sentence}"

@@ -116,7 +116,7 @@ else:
 
 # Settings in which the runs of one method may differ: they say where and how, not what, was trained.
 INCIDENTAL = (
-    "seed", "split.seed", "out", "name", "device", "devices", "workers", "data", "image_folder",
+    "seed", "split.seed", "out", "name", "device", "devices", "workers", "data", "image_folder", "cache_dir",
     "follow_links", "cache", "progress", "tensorboard", "resident", "compile", "max_minutes", "validate_every",
 )  # fmt: skip
 

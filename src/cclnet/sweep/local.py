@@ -180,7 +180,7 @@ def serve(connection: Connection, device: str | None, threads: int, work: Work) 
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     import torch
 
-    from cclnet.training.loop import Interrupted
+    from cclnet.errors import Interrupted
 
     if threads:
         torch.set_num_threads(threads)

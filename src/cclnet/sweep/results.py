@@ -218,8 +218,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _with_paths(settings: Settings, place: Callable[[str], str]) -> dict[str, Any]:
-    """Settings as plain values, paths as ``place`` writes them."""
-    values = dataclasses.asdict(settings)
+    """Settings as plain values, paths as ``place`` writes them, without the folder of decoded images."""
+    values = dataclasses.asdict(settings) | {"mean": settings.input_mean, "std": settings.input_std}
+    del values["cache_dir"]
     for holder, name in ((values, "data"), (values, "weights"), (values, "image_folder"), (values["split"], "file")):
         if holder[name] and not holder[name].startswith("synthetic"):
             holder[name] = place(holder[name])

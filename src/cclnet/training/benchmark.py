@@ -276,7 +276,7 @@ def _reference(settings: Settings, data: PreparedData, files: Sequence[Path], de
             v2.ColorJitter(augment.brightness, augment.contrast, augment.saturation, augment.hue),
             v2.ToImage(),
             v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(list(settings.mean), list(settings.std)),
+            v2.Normalize(list(settings.input_mean), list(settings.input_std)),
         ]
     )
     rows = data.rows("train")

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
-from cclnet.errors import InputError, NotFinite
+from cclnet.errors import InputError, Interrupted, NotFinite
 from cclnet.functional import inverse_of
 from cclnet.network import CCLNet, Classifier
 from cclnet.runs.folder import RunFolder
@@ -40,21 +41,13 @@ from cclnet.training.validate import Tester, WeightAverage, describe, write_outc
 EpochHook = Callable[[dict[str, Any], CCLNet], None]
 
 
-class Interrupted(Exception):
-    """A signal ended the run between two steps; a checkpoint was written."""
-
-    def __init__(self, run: Path, signal: int) -> None:
-        super().__init__(f"stopped by signal {signal}. Go on with: cclnet train --resume {run}")
-        self.signal = signal
-
-
 def train(
     settings: Settings | None,
     out: str | Path,
     *,
     devices: int | None = None,
     accelerator: str = "auto",
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     progress: bool = True,
     on_epoch: EpochHook | None = None,
 ) -> Path:
@@ -65,13 +58,15 @@ def train(
         out: the run folder.
         devices: processes to start here (one a device). Under torchrun or SLURM they say.
         accelerator: "auto", "cpu" or "cuda".
-        cache_dir: where decoded images are kept; by default the user's cache folder.
+        cache_dir: folder for decoded images, instead of the one in the settings; a new run records it.
         progress: show a live bar and a line an epoch.
         on_epoch: called after each epoch with its record and the network.
     """
     run = RunFolder(out)
     resumed = settings is None
     settings = settings or run.read_settings()
+    if cache_dir is not None:
+        settings = replace(settings, cache_dir=str(cache_dir))
     if settings.deterministic:
         make_deterministic()
     fabric = make_fabric(settings, devices, accelerator)
@@ -80,7 +75,7 @@ def train(
         run.create(settings)
     fabric.barrier()
     try:
-        data = prepare_data(settings, run, fabric, cache_dir)
+        data = prepare_data(settings, run, fabric)
         training = Training(settings, run, fabric, data)
     except Exception:
         if fabric.is_global_zero and not resumed:
@@ -126,8 +121,8 @@ class Training:
         if settings.ema:
             self.average = WeightAverage(self.network.classifier, settings.ema)
         dtype = torch.float64 if settings.precision == "64" else torch.float32
-        self.mean = torch.tensor(settings.mean, dtype=dtype, device=fabric.device)
-        self.std = torch.tensor(settings.std, dtype=dtype, device=fabric.device)
+        self.mean = torch.tensor(settings.input_mean, dtype=dtype, device=fabric.device)
+        self.std = torch.tensor(settings.input_std, dtype=dtype, device=fabric.device)
         self.step = TrainStep(
             wrapped,
             self.optimizer,

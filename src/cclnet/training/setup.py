@@ -31,7 +31,7 @@ from cclnet.data.loader import Loader
 from cclnet.data.sources import open_data
 from cclnet.data.split import make_split, read_split, write_split
 from cclnet.data.table import ImageTable
-from cclnet.errors import InputError, first_line
+from cclnet.errors import InputError, first_line, unknown
 from cclnet.methods import check_method_fits
 from cclnet.network import CCLNet, image_size_settings
 from cclnet.runs.folder import RunFolder
@@ -180,11 +180,7 @@ def first_host(nodes: str) -> str:
     return SLURMEnvironment.resolve_root_node_address(nodes)
 
 
-# Settings that ``open_data`` takes by the same name.
-READING = (
-    "source", "image_column", "label_column", "group_column", "split_column", "label_separator", "image_folder",
-    "strict", "follow_links",
-)  # fmt: skip
+ACCELERATORS = ("auto", "cpu", "cuda", "gpu")
 
 
 def make_fabric(settings: Settings, devices: int | None = None, accelerator: str = "auto") -> Fabric:
@@ -192,7 +188,14 @@ def make_fabric(settings: Settings, devices: int | None = None, accelerator: str
     _without_chatter()
     launch = find_launch(devices)
     os.environ.update(launch.variables)
-    on_gpu = torch.cuda.is_available() and accelerator in ("auto", "cuda", "gpu")
+    if accelerator not in ACCELERATORS:
+        raise unknown("accelerator", accelerator, ACCELERATORS)
+    on_gpu = accelerator != "cpu" and torch.cuda.is_available()
+    if accelerator in ("cuda", "gpu") and not on_gpu:
+        raise InputError(f"accelerator '{accelerator}' needs a CUDA GPU, and torch finds none here. Use auto or cpu.")
+    started_here = launch.environment is LightningEnvironment
+    if on_gpu and started_here and launch.devices > torch.cuda.device_count():
+        raise InputError(f"{launch.devices} devices are requested, but torch finds {torch.cuda.device_count()} GPUs.")
     auto = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     precision = {"auto": auto, "32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}[settings.precision]
     return Fabric(
@@ -235,10 +238,10 @@ class PreparedData:
 
 def open_table(settings: Settings) -> ImageTable:
     """The data of a run, read as its settings say."""
-    return open_data(settings.data, **{name: getattr(settings, name) for name in READING if getattr(settings, name)})
+    return open_data(settings.data, settings)
 
 
-def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric, cache_dir: Path | None = None) -> PreparedData:
+def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric) -> PreparedData:
     """Read the table, split it (or take the split of the run that is resumed), decode it once."""
     with fabric.rank_zero_first():  # the others find the split and the decoded images made
         table = open_table(settings)
@@ -248,7 +251,7 @@ def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric, cache_dir: 
         else:
             parts = make_split(table, settings.split)
             write_split(run.split, table, parts)
-        images = decode(table, settings.short_side, cache_dir=cache_dir, progress=fabric.is_global_zero)
+        images = decode(table, settings.short_side, cache_dir=settings.cache_folder, progress=fabric.is_global_zero)
     for part in ("train", "val"):
         if not (parts == part).any() and not (part == "val" and (parts == "test").any()):
             raise InputError(f"the split has no images in its part '{part}': choose other shares.")

@@ -148,8 +148,8 @@ def describe(settings: Settings, data: PreparedData, fabric: Fabric, trained: di
         "multilabel": table.multilabel,
         "short_side": settings.short_side,
         "crop": [settings.augment.crop, settings.augment.crop],
-        "mean": list(settings.mean),
-        "std": list(settings.std),
+        "mean": list(settings.input_mean),
+        "std": list(settings.input_std),
         "temperature": None,
         "class_counts": table.class_counts(data.rows("train")).tolist(),
         "trained": {

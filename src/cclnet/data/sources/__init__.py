@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from cclnet.data.sources import folders, ham10000, isic, manifest, medmnist
 from cclnet.data.sources.image_files import below, image_files, subfolders
-from cclnet.data.sources.source import Options, Source, listed
+from cclnet.data.sources.source import Source, listed
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
+from cclnet.settings import DataOptions, build_settings
 
-__all__ = ["SOURCES", "Options", "Source", "open_data"]
+__all__ = ["SOURCES", "Source", "open_data"]
 
 SOURCES: dict[str, Source] = {
     "isic": isic.SOURCE,
@@ -27,37 +27,22 @@ SOURCES: dict[str, Source] = {
 _GENERAL = ("folders", "manifest")
 
 
-def open_data(
-    path: str | Path,
-    *,
-    source: str | None = None,
-    image_column: str | None = None,
-    label_column: str | Sequence[str] | None = None,
-    group_column: str | None = None,
-    split_column: str | None = None,
-    label_separator: str | None = None,
-    image_folder: str | Path | None = None,
-    strict: bool = False,
-    follow_links: bool = False,
-) -> ImageTable:
+def open_data(path: str | Path, options: DataOptions | None = None, **named: Any) -> ImageTable:
     """Read the data set at ``path``, whichever of the known layouts it has.
 
     ``path`` is a folder, a table or an .npz file; ``medmnist:NAME`` to download one; or ``synthetic`` and
-    ``synthetic-multilabel``, also with settings (``synthetic:overlap=much,seed=3``). The layout is found by looking;
-    ``source`` (a name in :data:`SOURCES`) decides where two fit. The columns are those of a manifest, see
-    :class:`~cclnet.data.sources.source.Options`. Images without label and labels without image are left out and
-    named in the table's ``problems``; ``strict`` refuses them.
+    ``synthetic-multilabel``, also with settings (``synthetic:overlap=much,seed=3``). The layout is detected;
+    ``source`` (a name in :data:`SOURCES`) decides if several fit. Options are those of
+    :class:`~cclnet.settings.DataOptions`, as an object or by name. Images without a label and labels without an image
+    are left out and listed in the table's ``problems``; ``strict`` refuses them.
+
+    >>> len(open_data("synthetic:images=20,size=16"))
+    20
     """
-    options = Options(
-        image_column=image_column,
-        label_column=label_column,
-        group_column=group_column,
-        split_column=split_column,
-        label_separator=label_separator,
-        image_folder=None if image_folder is None else Path(image_folder).expanduser(),
-        strict=strict,
-        follow_links=follow_links,
-    )
+    if options is None:
+        options = build_settings(DataOptions, {name: value for name, value in named.items() if value is not None})
+    elif named:
+        raise TypeError("open_data takes options as one object or by name, not both")
     kind, _, rest = str(path).partition(":")
     path = Path(path).expanduser()
     if not path.exists():
@@ -65,17 +50,17 @@ def open_data(
             return _synthetic(kind, rest)
         if kind == "medmnist":
             path = medmnist.download(rest)
-    return _choose(path, source, options).read(path, options)
+    return _choose(path, options).read(path, options)
 
 
-def _choose(path: Path, source: str | None, options: Options) -> Source:
+def _choose(path: Path, options: DataOptions) -> Source:
     if not path.exists():
         raise InputError(f"there is nothing at {path}. {_supported()}")
-    if source is not None:
-        if source not in SOURCES:
-            raise unknown("source", source, SOURCES)
-        return SOURCES[source]
-    if options.for_manifest:
+    if options.source:
+        if options.source not in SOURCES:
+            raise unknown("source", options.source, SOURCES)
+        return SOURCES[options.source]
+    if options.describes_manifest:
         return SOURCES["manifest"]
     found = {name: evidence for name, known in SOURCES.items() if (evidence := known.find(path))}
     named = {name: evidence for name, evidence in found.items() if name not in _GENERAL} or found

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from cclnet.data.sources.image_files import below, image_files, same_spelling, subfolders
-from cclnet.data.sources.source import SPLIT_NAMES, Findings, Options, Source, encode, finish
+from cclnet.data.sources.source import SPLIT_NAMES, Findings, Source, encode, finish
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
+from cclnet.settings import DataOptions
 
 # Folders that hold the images of other layouts, and never the images of one class.
 _NOT_A_CLASS = re.compile(r"^(isic.*(input|ground_?truth)|.*images_part_\d+|images?|imgs?|masks?)$", re.IGNORECASE)
@@ -28,7 +29,7 @@ def find(path: Path) -> list[Path]:
     return best if len(best) > 1 else []
 
 
-def read(path: Path, options: Options) -> ImageTable:
+def read(path: Path, options: DataOptions) -> ImageTable:
     """The images below each class folder, at any depth; names are paths inside the data folder."""
     if not path.is_dir():
         raise InputError(f"{path} is not a folder of class folders.")

@@ -14,10 +14,11 @@ import pandas as pd
 
 from cclnet.data.sources import isic
 from cclnet.data.sources.image_files import ByStem, below, image_files, plain_files, same_spelling
-from cclnet.data.sources.source import Findings, Options, Source, encode, finish, groups_or_alone, listed
+from cclnet.data.sources.source import Findings, Source, encode, finish, groups_or_alone, listed
 from cclnet.data.sources.table_file import TEXT_SUFFIXES, read_columns, read_sheet
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
+from cclnet.settings import DataOptions
 
 _COLUMNS = {"lesion_id", "image_id", "dx"}
 
@@ -34,7 +35,7 @@ def _metadata(path: Path) -> list[Path]:
     return [file for file in files if file.suffix.lower() in TEXT_SUFFIXES and set(read_columns(file)) >= _COLUMNS]
 
 
-def read(path: Path, options: Options) -> ImageTable:
+def read(path: Path, options: DataOptions) -> ImageTable:
     """Every image that has a file and a diagnosis, by name, grouped by lesion. Classes have the names of ISIC."""
     sheets = _metadata(path)
     if not sheets:

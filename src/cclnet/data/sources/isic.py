@@ -15,10 +15,11 @@ import numpy as np
 import pandas as pd
 
 from cclnet.data.sources.image_files import ByStem, below, image_files, plain_files, same_spelling, subfolders
-from cclnet.data.sources.source import SPLIT_NAMES, Findings, Options, Source, finish, groups_or_alone, listed
+from cclnet.data.sources.source import SPLIT_NAMES, Findings, Source, finish, groups_or_alone, listed
 from cclnet.data.sources.table_file import TEXT_SUFFIXES, read_columns, read_sheet
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
+from cclnet.settings import DataOptions
 
 CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC", "SCC", "UNK")
 _TRUTH = re.compile("ground_?truth", re.IGNORECASE)
@@ -43,7 +44,7 @@ def find(path: Path) -> list[Path]:
     return _look(path).truths
 
 
-def read(path: Path, options: Options) -> ImageTable:
+def read(path: Path, options: DataOptions) -> ImageTable:
     """Every labelled image of the parts that are there, by name, with its lesion where that is known."""
     place = _look(path)
     if not place.truths:
@@ -136,7 +137,7 @@ def _read_truth(truth: Path, findings: Findings) -> pd.DataFrame:
     return rows.assign(split=SPLIT_NAMES[part[0].lower()] if part else "", truth=str(truth))
 
 
-def _with_files(rows: pd.DataFrame, place: _Place, options: Options, findings: Findings) -> pd.DataFrame:
+def _with_files(rows: pd.DataFrame, place: _Place, options: DataOptions, findings: Findings) -> pd.DataFrame:
     """The rows that have both a label and a file, with the column ``file``; the others are counted and named."""
     folders = {str(truth): _image_folder(truth, place) for truth in place.truths}
     images = {

@@ -17,10 +17,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from cclnet.data.sources.image_files import below, images_beside, locate, plain_files
-from cclnet.data.sources.source import SPLIT_NAMES, Findings, Options, Source, encode, finish, groups_or_alone, listed
+from cclnet.data.sources.source import SPLIT_NAMES, Findings, Source, encode, finish, groups_or_alone, listed
 from cclnet.data.sources.table_file import PARQUET_SUFFIXES, read_columns, read_sheet
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
+from cclnet.settings import DataOptions
 
 SUFFIXES = (".csv", ".tsv", ".tab", *PARQUET_SUFFIXES)
 
@@ -50,10 +51,10 @@ def find(path: Path) -> list[Path]:
     return [file for file in plain_files(path, SUFFIXES) if _could_be_manifest(read_columns(file))]
 
 
-def read(path: Path, options: Options) -> ImageTable:
+def read(path: Path, options: DataOptions) -> ImageTable:
     """Every row whose image is found and whose label is given; the others are counted and named."""
     sheet = _the_manifest(path, options)
-    root = options.image_folder or sheet.parent
+    root = Path(options.image_folder).expanduser() if options.image_folder else sheet.parent
     if not root.is_dir():
         raise InputError(f"the image folder {root} does not exist.")
     rows = read_sheet(sheet)
@@ -88,7 +89,7 @@ def read(path: Path, options: Options) -> ImageTable:
     return finish(table, findings, options.strict)
 
 
-def _the_manifest(path: Path, options: Options) -> Path:
+def _the_manifest(path: Path, options: DataOptions) -> Path:
     if path.is_file():
         return path
     asked = {c for c in (options.image_column, options.group_column, options.split_column) if c}
@@ -117,7 +118,7 @@ def image_column(sheet: Path, rows: pd.DataFrame, asked: str | None = None) -> s
     return image
 
 
-def _choose_columns(sheet: Path, rows: pd.DataFrame, options: Options) -> Columns:
+def _choose_columns(sheet: Path, rows: pd.DataFrame, options: DataOptions) -> Columns:
     known = [str(column) for column in rows.columns]
     image = image_column(sheet, rows, options.image_column)
     group = find_column(sheet, known, options.group_column, GROUP)
@@ -127,7 +128,7 @@ def _choose_columns(sheet: Path, rows: pd.DataFrame, options: Options) -> Column
 
 
 def find_column(sheet: Path, known: list[str], asked: str | None, usual: Sequence[str]) -> str | None:
-    if asked is not None:
+    if asked:
         if asked not in known:
             raise unknown(f"column of {sheet.name}", asked, known)
         return asked
@@ -139,7 +140,7 @@ def find_label_columns(
     sheet: Path, rows: pd.DataFrame, asked: str | Sequence[str] | None, taken: set[str | None]
 ) -> tuple[str, ...]:
     known = [str(column) for column in rows.columns]
-    if asked is not None:
+    if asked:
         several = [asked] if isinstance(asked, str) else list(asked)
         if isinstance(asked, str) and asked not in known:
             several = [name.strip() for name in asked.split(",")]
@@ -185,7 +186,7 @@ def _refuse_one_file_twice(sheet: Path, files: list[str]) -> None:
 
 
 def labels_of(
-    sheet: Path, rows: pd.DataFrame, columns: Columns, options: Options
+    sheet: Path, rows: pd.DataFrame, columns: Columns, options: DataOptions
 ) -> tuple[npt.NDArray[np.int64] | npt.NDArray[np.uint8], tuple[str, ...], npt.NDArray[np.bool_]]:
     """Labels, class names, and which rows have a label at all."""
     if len(columns.labels) > 1:

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cclnet.data.sources.isic import CLASSES
-from cclnet.data.sources.source import Findings, Options, Source, finish
+from cclnet.data.sources.source import Findings, Source, finish
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
+from cclnet.settings import DataOptions
 
 PARTS = ("train", "val", "test")
 
@@ -47,7 +48,7 @@ def find(path: Path) -> list[Path]:
     return [path] if path.suffix.lower() == ".npz" and path.is_file() else []
 
 
-def read(path: Path, options: Options) -> ImageTable:
+def read(path: Path, options: DataOptions) -> ImageTable:
     """All parts in one array, in the order train, val, test."""
     try:
         with zipfile.ZipFile(path) as archive:

@@ -12,36 +12,7 @@ import numpy.typing as npt
 
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
-
-# What a person may say about the data beyond where it is. Nothing of it is needed for the known layouts.
-
-
-@dataclass(frozen=True)
-class Options:
-    """Attributes:
-    image_column, group_column, split_column: columns of a manifest, by name.
-    label_column: the column of class names; or several columns of zeros and ones.
-    label_separator: what stands between the labels of one image ("|" and ";" are found without it).
-    image_folder: the folder that the names in a manifest start from. Default: the folder of the manifest.
-    strict: refuse a set in which an image lacks its label or a label its image, instead of leaving them out.
-    follow_links: allow links that lead out of the data folder.
-    """
-
-    image_column: str | None = None
-    label_column: str | Sequence[str] | None = None
-    group_column: str | None = None
-    split_column: str | None = None
-    label_separator: str | None = None
-    image_folder: Path | None = None
-    strict: bool = False
-    follow_links: bool = False
-
-    @property
-    def for_manifest(self) -> bool:
-        """Whether something was said that only a manifest has."""
-        said = (self.image_column, self.label_column, self.group_column, self.split_column, self.label_separator,
-                self.image_folder)  # fmt: skip
-        return any(value is not None for value in said)
+from cclnet.settings import DataOptions
 
 
 @dataclass(frozen=True)
@@ -51,7 +22,7 @@ class Source:
     words: str
     layout: str
     find: Callable[[Path], list[Path]]
-    read: Callable[[Path, Options], ImageTable]
+    read: Callable[[Path, DataOptions], ImageTable]
 
 
 SPLIT_NAMES = {

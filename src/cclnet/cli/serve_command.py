@@ -13,26 +13,28 @@ from cclnet.errors import InputError
 
 def serve(
     run: Annotated[Path, typer.Argument(help="A run folder, or an exported model.")],
-    host: Annotated[str, typer.Option(help="Address to listen at. Any but this machine's own needs a token.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 finds a free one.")] = 8000,
-    token: Annotated[str | None, typer.Option(envvar="CCLNET_TOKEN", help="What everyone who asks must know.")] = None,
-    allow_host: Annotated[list[str] | None, typer.Option(help="A further name that the server goes by.")] = None,
-    examples: Annotated[bool, typer.Option("--examples", help="Allow images of the training set to be shown.")] = False,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Other than this machine's own, it needs a token.")
+    ] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(envvar="CCLNET_TOKEN", help="Secret that every request must send.")
+    ] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(help="A further host name of the server.")] = None,
+    examples: Annotated[bool, typer.Option("--examples", help="Show images of the training set.")] = False,
     data: Annotated[str | None, typer.Option(help="Where the images are, if they have moved since training.")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Keep what is sent in this folder. Default: nothing is kept.")] = (
+    keep: Annotated[Path | None, typer.Option(help="Store uploads in this folder. Default: nothing is stored.")] = (
         None
     ),
-    max_megabytes: Annotated[float, typer.Option(help="Of an image file.")] = 20.0,
-    max_megapixels: Annotated[float, typer.Option(help="Of an image, by its header.")] = 50.0,
-    max_seconds: Annotated[float, typer.Option(help="To arrive, to be decoded, to be answered, each.")] = 30.0,
-    batch: Annotated[int, typer.Option(help="Most images that go through the network at once.")] = 16,
-    readers: Annotated[int | None, typer.Option(help="Processes that decode. Default: one a core, up to 4.")] = None,
+    max_megabytes: Annotated[float, typer.Option(help="Largest image file.")] = 20.0,
+    max_megapixels: Annotated[float, typer.Option(help="Largest image, by its header.")] = 50.0,
+    max_seconds: Annotated[float, typer.Option(help="Time limit of upload, decoding and answer, each.")] = 30.0,
+    batch: Annotated[int, typer.Option(help="Largest batch.")] = 16,
+    readers: Annotated[int | None, typer.Option(help="Decoding processes. Default: one per core, up to 4.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     engine: Annotated[str, typer.Option(help="auto, onnx or torch. auto: onnx on a CPU, torch on a GPU.")] = "auto",
 ) -> None:
-    """Serve RUN on a page where people drop images, and as an API. For this machine alone unless --host says more."""
+    """Serve RUN as a web page to drop images on and as an API; only on this machine unless --host is given."""
     try:
         import fastapi  # noqa: F401
         import python_multipart  # noqa: F401

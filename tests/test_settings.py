@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from cclnet import InputError
-from cclnet.settings import Settings, make_settings, parse_overrides, read_settings, to_toml
+from cclnet.settings import (
+    AugmentSettings,
+    DataOptions,
+    Settings,
+    SplitSettings,
+    data_options,
+    make_settings,
+    parse_overrides,
+    read_settings,
+    rules,
+    settings_table,
+    to_toml,
+    with_settings_table,
+)
 from cclnet.training import quick_start
 from cclnet.training.setup import rate_factor
+
+
+def read_back(text: str) -> dict[str, object]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "settings.toml"
+        path.write_text(text, encoding="utf-8")
+        return read_settings(path)
 
 
 def test_toml_and_back(tmp_path) -> None:
@@ -67,17 +90,25 @@ def test_overrides(assignment: str, name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("layer", "says"),
     [
+        ({"lr": float("inf")}, "setting lr must be at least 0, got inf"),
+        ({"seed": -1}, "setting seed must be at least 0"),
+        ({"ema": 1.0}, "setting ema must be at least 0 and at most 0.999999"),
+        ({"split": {"by": "lesion"}}, "value of setting split.by 'lesion'"),
+        ({"learning_rate": 1}, "unknown setting 'learning_rate'; did you mean 'lr'"),
+        ({"strict": "yes"}, "setting strict must be true or false, got 'yes'"),
+        ({"label_column": 1.5, "mean": 3}, "setting mean must be a list, got 3"),
+        ({"split_column": "a", "part_column": "b"}, "part_column is the old name of setting split_column"),
         ({"lrr": 1}, "unknown setting 'lrr'; did you mean 'lr'"),
         ({"method": "ols", "alpha": 1}, "alpha is a setting of method 'ols': give it as method_settings.alpha"),
         ({"augment": {"crp": 1}}, "unknown setting 'augment.crp'; did you mean 'augment.crop'"),
         ({"augment": 3}, "setting augment is a table, got 3"),
-        ({"epochs": 1.5}, "setting epochs must be int, got 1.5"),
-        ({"epochs": True}, "setting epochs must be int, got True"),
-        ({"lr": "fast"}, "setting lr must be float, got 'fast'"),
-        ({"epochs": 0}, "setting epochs must lie in 1 …"),
+        ({"epochs": 1.5}, "setting epochs must be a whole number, got 1.5"),
+        ({"epochs": True}, "setting epochs must be a whole number, got True"),
+        ({"lr": "fast"}, "setting lr must be a number, got 'fast'"),
+        ({"epochs": 0}, "setting epochs must be at least 1, got 0"),
         ({"optimizer": "sdg"}, "unknown value of setting optimizer 'sdg'; did you mean 'sgd'"),
-        ({"drops": [0.7, 0.5]}, "rising shares"),
-        ({"drops": [0.7, 1.5]}, "rising shares"),
+        ({"drops": [0.7, 0.5]}, "drops must be numbers, in ascending order"),
+        ({"drops": [0.7, 1.5]}, "drops .*above 0 and below 1, got"),
         ({"class_weights": True, "balanced_sampling": True}, "choose one"),
         ({"class_weights": True, "method": "ccl-balanced"}, "would do so twice"),
         ({"short_side": 100}, "augment.crop is 224 but images have a short side of 100"),
@@ -133,19 +164,31 @@ def test_cosine_and_warm_up() -> None:
 
 def test_pretrained_weights_bring_their_normalisation() -> None:
     vit = make_settings({"backbone": "vit_tiny_patch16_224", "pretrained": True})
-    assert vit.mean == vit.std == (0.5, 0.5, 0.5)
-    assert make_settings({"backbone": "vit_tiny_patch16_224"}).mean == Settings().mean == (0.485, 0.456, 0.406)
+    assert vit.input_mean == vit.input_std == (0.5, 0.5, 0.5)
+    assert make_settings({"backbone": "vit_tiny_patch16_224"}).input_mean == (0.485, 0.456, 0.406)
+    assert Settings().input_mean == (0.485, 0.456, 0.406) and Settings().input_std == (0.229, 0.224, 0.225)
     asked = make_settings({"backbone": "vit_tiny_patch16_224", "pretrained": True, "mean": [0.1, 0.2, 0.3]})
-    assert asked.mean == (0.1, 0.2, 0.3)
+    assert asked.input_mean == (0.1, 0.2, 0.3) and asked.input_std == (0.5, 0.5, 0.5)
+
+
+def test_another_backbone_does_not_keep_the_normalisation_of_the_first() -> None:
+    vit = make_settings({"backbone": "vit_tiny_patch16_224", "pretrained": True})
+    resnet = replace(vit, backbone="resnet18")
+    assert resnet.input_mean == (0.485, 0.456, 0.406) and resnet.input_std == (0.229, 0.224, 0.225)
+    assert replace(resnet, backbone="vit_tiny_patch16_224").input_mean == (0.5, 0.5, 0.5)
+    given = replace(make_settings({"mean": [0.1, 0.2, 0.3], "pretrained": True}), backbone="vit_tiny_patch16_224")
+    assert given.input_mean == (0.1, 0.2, 0.3)  # what the user gave stays
+    recipe = make_settings(read_back(to_toml(vit)), {"backbone": "resnet18"})
+    assert recipe.input_mean == (0.485, 0.456, 0.406)  # also through a settings file
 
 
 @pytest.mark.parametrize(
     ("layer", "says"),
     [
-        ({"mean": [0.5, 0.5]}, "three numbers"),
-        ({"std": [0, 0, 0]}, "std above 0"),
-        ({"mean": [float("nan")] * 3}, "three numbers"),
-        ({"optimizer": "adamw"}, r"lr=\.001"),
+        ({"mean": [0.5, 0.5]}, "mean must be 3 numbers"),
+        ({"std": [0, 0, 0]}, "std must be 3 numbers, at least 1e-06"),
+        ({"mean": [float("nan")] * 3}, "mean must be 3 numbers"),
+        ({"optimizer": "adamw"}, r"lr=0\.001"),
     ],
 )
 def test_numbers_with_which_nothing_is_learned(layer: dict, says: str) -> None:
@@ -170,3 +213,45 @@ def test_a_folder_or_another_encoding_is_no_recipe(tmp_path) -> None:
     (tmp_path / "recipe.toml").write_bytes("# größer".encode("latin-1"))
     with pytest.raises(InputError, match="not valid TOML"):
         read_settings(tmp_path / "recipe.toml")
+
+
+@pytest.mark.parametrize("kind", [DataOptions, SplitSettings, AugmentSettings, Settings])
+def test_every_setting_is_described(kind: type) -> None:
+    for name, rule in rules(kind).items():
+        assert rule.help.endswith("."), name
+        assert not set(rule.synonyms) & set(rules(kind)), name
+
+
+@pytest.mark.parametrize(("kind", "table"), [(Settings, ""), (SplitSettings, "split"), (AugmentSettings, "augment")])
+def test_every_bound_is_checked(kind: type, table: str) -> None:
+    for field in fields(kind):
+        rule = rules(kind)[field.name]
+        outside = [bound + step for bound, step in ((rule.low, -1), (rule.high, 1)) if bound is not None]
+        for value in outside if isinstance(field.default, (int, float)) else []:
+            layer = {field.name: type(field.default)(value)}
+            with pytest.raises(InputError, match=field.name):
+                make_settings({table: layer} if table else layer)
+
+
+def test_the_table_in_the_documentation_is_up_to_date() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    assert with_settings_table(page) == page, "run: python -m cclnet.settings docs/training.md"
+    assert all(f"| `{name}` |" in settings_table() for name in rules(Settings) if name not in ("split", "augment"))
+    with pytest.raises(InputError, match="markers"):
+        with_settings_table("no table here")
+
+
+def test_the_old_name_of_a_setting_is_accepted(tmp_path) -> None:
+    old = tmp_path / "settings.toml"
+    old.write_text('data = "x"\npart_column = "fold"\nlr = 0.1\n')
+    assert make_settings(read_settings(old)).split_column == "fold"
+    assert make_settings(read_settings(old), {"split_column": "new"}).split_column == "new"
+    assert data_options(read_settings(old)) == DataOptions(split_column="fold")
+    assert "part_column" not in to_toml(make_settings(read_settings(old)))
+
+
+def test_several_label_columns_and_paths(tmp_path) -> None:
+    settings = make_settings({"label_column": ["a", "b"], "data": tmp_path})
+    assert settings.label_column == ("a", "b") and settings.data == str(tmp_path)
+    assert make_settings(read_back(to_toml(settings))) == settings
+    assert make_settings({"label_column": "a"}).label_column == "a"

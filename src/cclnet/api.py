@@ -1,0 +1,149 @@
+"""The keyword forms of training, evaluation and comparison, exported from ``cclnet`` and used by the commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cclnet.errors import InputError
+from cclnet.settings import Settings, make_settings, read_settings
+
+
+def run_settings(data: str | Path | None, recipe: str | Path | None, settings: Mapping[str, Any]) -> Settings:
+    """The settings of a run: of a recipe file if given, of the embedded demo without data, else the defaults;
+    overridden by ``settings``.
+
+    >>> run_settings("images", None, {"epochs": 10, "augment": {"crop": 64}}).augment.crop
+    64
+    """
+    from cclnet.training import quick_start
+
+    base = read_settings(recipe) if recipe else {} if data else quick_start()
+    return make_settings(base, {"data": data} if data else {}, settings)
+
+
+def train(
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    resume: str | Path | None = None,
+    recipe: str | Path | None = None,
+    accelerator: str = "auto",
+    devices: int | None = None,
+    progress: bool = True,
+    summary: bool = False,
+    on_epoch: Callable[[dict[str, Any], Any], None] | None = None,
+    **settings: Any,
+) -> Path:
+    """Train a classifier, evaluate it, write its run folder with report, and return the folder.
+
+    ::
+
+        run = cclnet.train("images/", out="runs/mine", backbone="resnet50", epochs=50, augment={"crop": 192})
+
+    Args:
+        data: as for :func:`cclnet.open_data`; None trains on the embedded synthetic set with small settings.
+        out: the run folder to create. Default: a free name in runs/.
+        resume: continue the run in this folder with its own settings; only ``cache_dir`` may be given besides.
+        recipe: a TOML file of settings, overridden by ``settings``.
+        accelerator: "auto", "cpu" or "cuda".
+        devices: devices to train on. torchrun and SLURM set it.
+        progress: show a progress bar and one line per epoch.
+        summary: print the scores at the end, as the command does.
+        on_epoch: called after each epoch with its record and the network.
+        **settings: fields of :class:`~cclnet.settings.Settings`, tables as dicts. An unknown name is an error that
+            suggests the nearest one.
+    """
+    chosen = None
+    cache_dir = settings.pop("cache_dir", None)
+    if resume is None:
+        chosen = run_settings(data, recipe, settings)  # before torch is imported
+    elif data or out or recipe or settings:
+        raise InputError("a resumed run keeps its settings: give no others with resume, except cache_dir.")
+
+    from cclnet.runs.folder import free_name
+    from cclnet.training import loop
+    from cclnet.training.setup import speaks_for_all
+
+    folder = resume or out
+    if folder is None:
+        assert chosen is not None
+        folder = free_name(Path("runs"), chosen)
+    run = loop.train(
+        chosen,
+        folder,
+        devices=devices,
+        accelerator=accelerator,
+        cache_dir=cache_dir,
+        progress=progress,
+        on_epoch=on_epoch,
+    )
+    if speaks_for_all():
+        evaluate(run, summary=summary)
+    return run
+
+
+def evaluate(
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    data: str | None = None,
+    draws: int = 1000,
+    summary: bool = False,
+) -> dict[str, Any]:
+    """Evaluate a run from its predictions alone; write scores.json, report.html and report.md and return the scores.
+
+    Args:
+        run: a run folder, a predictions.csv, or the .json result of a run.
+        out: the folder to write to. Default: the run folder, whose model.json then also gets the fitted temperature,
+            or the folder of the file.
+        data: where the images are, if they have moved since training.
+        draws: bootstrap draws for the intervals.
+        summary: print the scores.
+    """
+    from cclnet.evaluation.evaluate import evaluate as evaluate_run
+    from cclnet.report import write_report
+
+    run = Path(run)
+    folder = Path(out) if out is not None else run if run.is_dir() else run.parent
+    scores = evaluate_run(run, folder, draws)
+    report = write_report(run, scores, folder, data)
+    if summary:
+        from cclnet.report.terminal import print_judged
+
+        print_judged(scores, report)
+    return scores
+
+
+def compare(
+    runs: Sequence[str | Path] | Mapping[str, Sequence[str | Path]],
+    out: str | Path | None = None,
+    *,
+    against: str | None = None,
+    primary: str | None = None,
+    draws: int = 1000,
+    summary: bool = False,
+) -> dict[str, Any]:
+    """Compare runs on the same images with paired tests, and return the comparison.
+
+    Args:
+        runs: run folders or predictions.csv files; or a dict of them by method. Runs of one method count as its seeds.
+        out: the folder for comparison.html, .md and .json and scores.md. Default: nothing is written.
+        against: compare every method with this one. Default: all pairs.
+        primary: the score of the overall verdict. Default: accuracy.
+        draws: bootstrap draws for the intervals.
+        summary: print the verdicts; needs ``out``.
+    """
+    from cclnet.evaluation.compare import compare as compare_runs
+
+    comparison = compare_runs(runs, against, primary, draws)
+    if out is not None:
+        from cclnet.report import write_comparison
+
+        page = write_comparison(Path(out), comparison)
+        if summary:
+            from cclnet.report.terminal import print_comparison
+
+            print_comparison(comparison, page)
+    return comparison

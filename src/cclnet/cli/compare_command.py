@@ -1,0 +1,75 @@
+"""`cclnet compare` and `cclnet compare-methods`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cclnet.cli import Accelerator, Data, Draws, parse_seeds, with_settings
+from cclnet.settings import Settings
+
+Primary = Annotated[str | None, typer.Option(help="The score of the overall verdict. Default: accuracy.")]
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or predictions.csv files.")],
+    out: Annotated[Path, typer.Option(help="Folder for comparison.html, .md and .json, and scores.md.")],
+    against: Annotated[str | None, typer.Option(help="Compare every method with this one. Default: all pairs.")] = None,
+    primary: Primary = None,
+    draws: Draws = 1000,
+) -> None:
+    """Compare RUNS on the same images: paired tests and verdicts. Runs of one method count as its seeds."""
+    from cclnet import api
+
+    api.compare(runs, out, against=against, primary=primary, draws=draws, summary=True)
+
+
+@with_settings(Settings, without=("method", "seed"))
+def compare_methods(
+    data: Data = "",
+    methods: Annotated[
+        str, typer.Option(help="Separated by commas, settings after a colon: hard,lsr:epsilon=0.3. Default: all.")
+    ] = "",
+    seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0,1,2",
+    out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/methods"),
+    results: Annotated[
+        Path | None, typer.Option(help="Folder for the comparison and the result of each run. Default: OUT.")
+    ] = None,
+    against: Annotated[
+        str, typer.Option(help="Compare every method with this one; all: every pair. Default: hard labels.")
+    ] = "",
+    primary: Primary = None,
+    recipe: Annotated[Path | None, typer.Option(help="Settings from a TOML file.")] = None,
+    max_minutes: Annotated[float, typer.Option(help="Limit for everything; the same command continues later.")] = 0.0,
+    parallel: Annotated[int, typer.Option(help="Runs at once, spread over the GPUs or sharing the cores.")] = 1,
+    draws: Draws = 1000,
+    accelerator: Accelerator = "auto",
+    **settings: Any,
+) -> None:
+    """Train every method with every seed on DATA, and compare them with paired tests.
+
+    It can be stopped at any time; the same command continues, and skips runs that have a result.
+    """
+    from cclnet.api import run_settings
+
+    chosen = run_settings(data or None, recipe, settings)
+    from cclnet.sweep import compare_methods as sweep
+
+    request = sweep.Request(
+        settings=chosen,
+        out=out,
+        results=results or out,
+        contestants=tuple(sweep.parse_contestants(methods)),
+        seeds=parse_seeds(seeds),
+        against=against,
+        primary=primary,
+        draws=draws,
+        max_minutes=max_minutes,
+        parallel=parallel,
+        accelerator=accelerator,
+        cache_dir=chosen.cache_folder,
+    )
+    if sweep.compare_methods(request).failed:
+        raise typer.Exit(1)

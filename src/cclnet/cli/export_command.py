@@ -1,0 +1,29 @@
+"""`cclnet export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    format: Annotated[str, typer.Option(help="onnx, torch (a .pt2 program) or safetensors.")] = "onnx",
+    out: Annotated[Path | None, typer.Option(help="A new folder. Default: export-FORMAT in the run folder.")] = None,
+    licence: Annotated[str, typer.Option(help="Licence of the weights, for the model card.")] = "",
+) -> None:
+    """Export the model of RUN with its description and a model card, after checking it against PyTorch."""
+    from cclnet.deploy.export import FORMATS
+    from cclnet.deploy.export import export as write_export
+
+    console = Console(stderr=True)
+    with console.status(f"Exporting to {FORMATS.get(format, format)} and checking it against PyTorch"):
+        folder = write_export(run, format, out, licence)
+    if not (run / "scores.json").is_file():
+        console.print("[yellow]note:[/yellow] the run has not been evaluated: its card has no scores, and there may be "
+                      "no temperature. Run `cclnet evaluate`, then export again.", highlight=False)  # fmt: skip
+    console.print(f"{escape(str(folder))}: {FORMATS[format]}, model.json, README.md", highlight=False, soft_wrap=True)

@@ -1,0 +1,80 @@
+"""`cclnet predict`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from cclnet.cli import Quiet, with_settings
+from cclnet.errors import InputError
+from cclnet.files import make_folder
+from cclnet.settings import DataOptions
+
+
+@with_settings(DataOptions, only=("image_column", "image_folder"))
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run folder, or an exported model.")],
+    images: Annotated[list[str], typer.Argument(help="Image files, folders of them, or one table (CSV) or data set.")],
+    out: Annotated[Path, typer.Option(help="The table to write.")] = Path("predictions.csv"),
+    coverage: Annotated[float | None, typer.Option(help="Abstain so that this share of images is kept: 0.9")] = None,
+    risk: Annotated[float | None, typer.Option(help="Abstain so that this share of those kept is wrong: 0.05")] = None,
+    explain: Annotated[Path | None, typer.Option(help="Folder for class activation maps.")] = None,
+    engine: Annotated[str, typer.Option(help="auto, torch or onnx.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 16,
+    workers: Annotated[int | None, typer.Option(min=1, help="Decoding processes. Default: one per core.")] = None,
+    quiet: Quiet = False,
+    **options: str,
+) -> None:
+    """Predict IMAGES with the model of RUN and write a table: calibrated probabilities, and which to refer to a person.
+
+    Images that cannot be read are listed in the table with the reason; the exit code is then 1.
+    """
+    from cclnet.deploy import predict as predicting
+    from cclnet.runs.folder import PREDICTIONS
+
+    own = run if run.is_dir() else run.parent
+    if out.resolve() in [(own / name).resolve() for name in PREDICTIONS]:
+        raise InputError(
+            f"{out} is the file of the run's own predictions, which its scores come from: choose another --out."
+        )
+    if out.resolve() in [Path(place).expanduser().resolve() for place in images] and not out.is_dir():
+        raise InputError(f"{out} is also an input: choose another --out.")
+    if out.is_dir():
+        raise InputError(f"{out} is a folder: give --out the name of a table, such as {out / 'predictions.csv'}.")
+    make_folder(out.parent)  # before the work, so that a failure costs nothing
+    folder = Path(options["image_folder"]).expanduser() if "image_folder" in options else None
+    inputs = predicting.gather(images, options.get("image_column"), folder)
+    console = Console(stderr=True)
+    with console.status("Loading the model"):
+        model = predicting.open_model(run, len(inputs), device, engine, explain is not None)
+    if model.temperature is None:
+        console.print("[yellow]note:[/yellow] there is no temperature, so probabilities are uncalibrated. `cclnet "
+                      "evaluate` fits one if there are held-out images to fit it on.", highlight=False)  # fmt: skip
+    threshold = None
+    if coverage is not None or risk is not None:
+        point = model.curve.at(coverage, risk)
+        threshold = float(model.curve.threshold[point])
+        console.print(model.curve.in_words(point), highlight=False)
+    began = time.perf_counter()
+    found = predicting.predict(model, inputs, threshold, explain, batch_size, workers, progress=not quiet)
+    seconds = time.perf_counter() - began
+    predicting.write_csv(out, model, found)
+    read = len(inputs) - len(found.problems)
+    abstained = "" if threshold is None else f", {found.abstained:,} of them referred to a person"
+    speed = f"{read / seconds:,.0f} images per second by {model.engine} on {model.device}"
+    console.print(f"{read:,} of {len(inputs):,} images predicted{abstained} ({speed}): {escape(str(out))}",
+                  highlight=False, soft_wrap=True)  # fmt: skip
+    if found.problems:
+        for row, reason in sorted(found.problems.items())[:10]:
+            console.print(f"  [red]unreadable[/red] {escape(inputs.names[row])}: {escape(reason)}", highlight=False)
+        if len(found.problems) > 10:
+            console.print(
+                f"  and {len(found.problems) - 10:,} more, all listed in the column 'problem'", highlight=False
+            )
+        raise typer.Exit(1)

@@ -1,0 +1,80 @@
+"""`cclnet reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cclnet.cli import Accelerator, parse_list, parse_seeds
+
+
+def reproduce(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            help="all: everything the pages report, with its seeds and splits. Or some of it: table1, table2, figures, "
+            "looks, uses. Or the choice of open settings: tune, tune-looks."
+        ),
+    ],
+    data: Annotated[str, typer.Option(help="The ISIC 2018 images, as downloaded.")] = "",
+    out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/reproduce"),
+    results: Annotated[Path | None, typer.Option(help="Folder for results and tables. Default: OUT/results.")] = None,
+    seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
+    backbones: Annotated[str, typer.Option(help="Backbones of table1 or looks, separated by commas.")] = "",
+    methods: Annotated[str, typer.Option(help="Rows of table1 or looks, separated by commas.")] = "",
+    split: Annotated[str, typer.Option(help="paper, or lesion: no lesion in two splits.")] = "paper",
+    max_minutes: Annotated[float, typer.Option(help="Limit for everything; the same command continues later.")] = 0.0,
+    parallel: Annotated[int, typer.Option(help="Runs at once, spread over the GPUs.")] = 1,
+    only: Annotated[
+        str, typer.Option(help="Runs by name, in this order: 'paper-resnet18-*,*-ccl-seed1'. Default: all.")
+    ] = "",
+    shard: Annotated[str, typer.Option(help="i/n: this is machine i of n that share the runs.")] = "1/1",
+    smoke: Annotated[bool, typer.Option("--smoke", help="Everything, tiny, on synthetic images.")] = False,
+    tables_only: Annotated[
+        bool, typer.Option("--tables-only", help="Run nothing; write the tables from the results.")
+    ] = False,
+    documents: Annotated[
+        bool, typer.Option("--documents", help="Also update the tables in docs/ and README.md.")
+    ] = False,
+    recipes: Annotated[Path | None, typer.Option(help="Folder of paper.toml and lesion.toml.")] = None,
+    accelerator: Accelerator = "auto",
+    cache_dir: Annotated[Path | None, typer.Option(help="Folder for decoded images.")] = None,
+) -> None:
+    """Run the paper's experiments on ISIC 2018 and write its tables and figures next to the published numbers."""
+    from cclnet.reproduce import command
+
+    folder = results or out / "results"
+    console = Console()
+    failed = False
+    if tables_only:
+        for page in command.write_again(what, split, folder):
+            console.print(str(page), highlight=False, soft_wrap=True)
+    else:
+        request = command.Request(
+            what=tuple(what),
+            data=data,
+            out=out,
+            results=folder,
+            seeds=parse_seeds(seeds),
+            backbones=parse_list(backbones),
+            methods=parse_list(methods),
+            split=split,
+            max_minutes=max_minutes,
+            parallel=parallel,
+            only=parse_list(only),
+            shard=command.parse_shard(shard),
+            smoke=smoke,
+            recipes=recipes or command.RECIPES,
+            accelerator=accelerator,
+            cache_dir=cache_dir,
+        )
+        failed = bool(command.reproduce(request, console).failed)
+    if documents:
+        from cclnet.reproduce.pages import write_documents
+
+        write_documents(Path(), folder)
+    if failed:
+        raise typer.Exit(1)

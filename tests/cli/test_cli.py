@@ -1,0 +1,163 @@
+"""Options generated from settings, the shared helpers, and the errors of the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from cclnet import InputError, __version__
+from cclnet.cli import app, main, parse_seeds
+from cclnet.cli.compare_command import compare_methods
+from cclnet.cli.train_command import train
+from cclnet.settings import DataOptions, Settings, rules
+
+TINY = ["--short-side", "32", "--backbone", "test_resnet", "--epochs", "1", "--batch-size", "16", "--set",
+        "augment.crop=28", "--accelerator", "cpu", "--quiet"]  # fmt: skip
+
+
+def invoke(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+
+
+def refused(*words: object) -> str:
+    """What a command refuses its arguments with."""
+    error = invoke(*words).exception
+    assert isinstance(error, InputError), error
+    return str(error)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """40 images of two classes in a folder of their own, and a table with a column for the split."""
+    rows = ["photo,kind,who,when"]
+    (tmp_path / "pictures").mkdir()
+    for number in range(40):
+        Image.new("RGB", (32, 32), (6 * number, 90 * (number % 2), 0)).save(tmp_path / "pictures" / f"{number}.png")
+        rows.append(f"{number}.png,{'ab'[number % 2]},P{number},{'val' if number % 5 == 0 else 'train'}")
+    (tmp_path / "list.csv").write_text("\n".join(rows) + "\n")
+    return tmp_path / "list.csv"
+
+
+def options(manifest: Path, split_option: str = "--split-column") -> list[object]:
+    return ["--image-column", "photo", "--label-column", "kind", "--group-column", "who", split_option, "when",
+            "--image-folder", manifest.parent / "pictures", "--strict"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["zero", "", "0,1.5"])
+def test_seeds_are_whole_numbers(text: str) -> None:
+    with pytest.raises(InputError, match="seeds are whole numbers separated by commas"):
+        parse_seeds(text)
+
+
+def test_each_seed_is_given_once() -> None:
+    with pytest.raises(InputError, match="got '0,0'"):
+        parse_seeds("0,0")
+
+
+def test_versions() -> None:
+    shown = invoke("--version")
+    assert shown.exit_code == 0
+    assert f"cclnet {__version__}," in shown.output
+    assert f"torch {torch.__version__.split('+')[0]}" in shown.output
+
+
+def test_train_has_an_option_for_every_plain_setting() -> None:
+    parameters = set(inspect.signature(train).parameters)
+    plain = {f.name for f in dataclasses.fields(Settings) if isinstance(f.default, (str, int, float))}
+    assert plain | {"compile", "resident", "overrides"} <= parameters
+    help_text = invoke("train", "--help").output
+    assert "--lr-ccl" in help_text and rules(Settings)["lr"].help in help_text
+    assert "--part-column" not in help_text  # accepted, but hidden
+
+
+def test_commands_share_the_data_options() -> None:
+    assert set(rules(DataOptions)) <= set(inspect.signature(compare_methods).parameters)
+    for command in (["train"], ["compare-methods"], ["data", "show"], ["data", "audit"]):
+        help_text = invoke(*command, "--help").output
+        assert all(f"--{name.replace('_', '-')}" in help_text for name in rules(DataOptions)), command
+
+
+@pytest.mark.parametrize("split_option", ["--split-column", "--part-column"])
+def test_data_options_reach_the_data(manifest: Path, split_option: str) -> None:
+    shown = invoke("data", "show", manifest, *options(manifest, split_option))
+    assert shown.exit_code == 0, shown.output
+    assert "40 images, 2 classes" in shown.output and "train" in shown.output
+    audited = invoke("data", "audit", manifest, *options(manifest, split_option), "--out", manifest.parent / "audit",
+                     "--cache-dir", manifest.parent / "cache", "--quiet")  # fmt: skip
+    assert audited.exit_code == 0, audited.output
+
+
+def test_train_with_data_options_then_resume_with_its_cache(manifest: Path) -> None:
+    folder = manifest.parent
+    new = invoke("train", manifest, *options(manifest), *TINY, "--cache-dir", folder / "cache", "--out", folder / "run")
+    assert new.exit_code == 0, new.output
+    assert (folder / "run" / "report.html").exists() and "accuracy" in new.output
+    assert any((folder / "cache").rglob("index.npz"))
+    text = (folder / "run" / "settings.toml").read_text()
+    assert f'cache_dir = "{folder / "cache"}"' in text and 'split_column = "when"' in text
+    (folder / "cache").rename(folder / "moved")
+    again = invoke("train", "--resume", folder / "run", "--accelerator", "cpu", "--quiet")
+    assert again.exit_code == 0, again.output
+    assert any((folder / "cache").rglob("index.npz"))  # decoded into the folder the run was started with
+    other = invoke("train", "--resume", folder / "run", "--accelerator", "cpu", "--cache-dir", folder / "other")
+    assert other.exit_code == 0 and any((folder / "other").rglob("index.npz"))
+
+
+def test_compare_methods_with_data_options(manifest: Path) -> None:
+    tiny = [word for word in TINY if word != "--quiet"]
+    done = invoke("compare-methods", manifest, *options(manifest), *tiny, "--methods", "hard,lsr", "--seeds", "0",
+                  "--draws", "20", "--out", manifest.parent / "out", "--cache-dir", manifest.parent / "cache")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert (manifest.parent / "out" / "comparison.html").exists()
+    assert any((manifest.parent / "cache").rglob("index.npz"))
+
+
+def test_resume_takes_no_other_settings(tmp_path: Path) -> None:
+    for words in (["--lr", "0.5"], ["--out", tmp_path / "b"], ["--set", "clip=2"], ["--recipe", "a.toml"]):
+        assert "resume" in refused("train", "--resume", tmp_path, *words)
+
+
+def test_names_and_values_that_do_not_fit(tmp_path: Path) -> None:
+    assert "did you mean 'lr'" in refused("train", "synthetic", "--set", "learning_rate=0.1")
+    assert "clip" in refused("train", "synthetic", "--clip", "-1")
+    assert "adam'; did you mean 'adamw'" in refused("train", "synthetic", "--optimizer", "adam")
+    assert "split_column" in refused("data", "show", tmp_path, "--split-column", "a", "--part-column", "b")
+    assert invoke("train", "synthetic", "--lr", "oops").exit_code == 2  # click's own error
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_cuda_without_a_gpu_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    monkeypatch.setattr("sys.argv", ["cclnet", "train", "--out", str(out), "--accelerator", "cuda"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    shown = capsys.readouterr().err
+    assert "'cuda'" in shown and "Traceback" not in shown and not out.exists()
+    assert "did you mean 'cuda'" in refused("train", "--out", out, "--accelerator", "cud")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["--help"], 0), (["train", "--help"], 0), (["train", "DATA", "--set", "lr=oops"], 2)],
+)
+def test_help_and_settings_errors_do_not_import_torch(words: list[str], code: int) -> None:
+    """In a process whose import of torch fails."""
+    script = (
+        f"import sys; sys.modules['torch'] = None; sys.argv = ['cclnet', *{words}]; from cclnet.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    if code:
+        assert "setting lr must be a number, got 'oops'" in done.stderr
