@@ -117,7 +117,7 @@ def _check(settings: Any, path: str = "") -> None:
             object.__setattr__(settings, field.name, value)
         if rule.choices and value not in rule.choices:
             raise unknown(f"value of setting {name}", value, rule.choices)
-        if value != field.default and not rule.allows(value):  # a default may stand outside: none, or found by itself
+        if value != field.default and not rule.allows(value):  # None or an empty tuple may be the default
             problems.append(f"setting {name} must be {rule.expected()}, got {value}")
     if problems:
         raise InputError("; ".join(problems) + ".")
@@ -555,7 +555,7 @@ def settings_table() -> str:
 
 def _table_rows(kind: Any, path: str) -> Iterator[str]:
     nested = {}
-    for field in dataclasses.fields(kind):
+    for field in sorted(dataclasses.fields(kind), key=lambda field: field.name in rules(DataOptions)):
         if dataclasses.is_dataclass(field.default):
             nested[field.name] = type(field.default)
             continue

@@ -113,12 +113,12 @@ def test_train_with_data_options_then_resume_with_its_cache(manifest: Path) -> N
 
 
 def test_compare_methods_with_data_options(manifest: Path) -> None:
-    tiny = [word for word in TINY if word != "--quiet"]
-    done = invoke("compare-methods", manifest, *options(manifest), *tiny, "--methods", "hard,lsr", "--seeds", "0",
-                  "--draws", "20", "--out", manifest.parent / "out", "--cache-dir", manifest.parent / "cache")  # fmt: skip
+    out, cache = manifest.parent / "out", manifest.parent / "cache"
+    tiny = [*TINY[:-1], "--methods", "hard,lsr", "--seeds", "0", "--draws", "20"]  # without --quiet
+    done = invoke("compare-methods", manifest, *options(manifest), *tiny, "--out", out, "--cache-dir", cache)
     assert done.exit_code == 0, done.output
-    assert (manifest.parent / "out" / "comparison.html").exists()
-    assert any((manifest.parent / "cache").rglob("index.npz"))
+    assert (out / "comparison.html").exists()
+    assert any(cache.rglob("index.npz"))
 
 
 def test_resume_takes_no_other_settings(tmp_path: Path) -> None:
