@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import cclnet
 from cclnet import InputError
 from cclnet.api import run_settings
-from cclnet.runs.folder import RunFolder
+from cclnet.runs.folder import RunFolder, open_run
 
 TINY = {"backbone": "test_resnet", "short_side": 32, "epochs": 1, "batch_size": 16, "augment": {"crop": 28}}
 
@@ -47,6 +48,15 @@ def test_compare_writes_only_where_it_is_told(runs: list[Path], tmp_path: Path) 
     assert not any(tmp_path.iterdir())
     cclnet.compare(runs, tmp_path / "out", draws=20)
     assert (tmp_path / "out" / "comparison.html").exists()
+
+
+def test_derived_and_given_mean_are_the_same_settings(runs: list[Path], tmp_path: Path) -> None:
+    """A run of an earlier version wrote the derived values into settings.toml."""
+    earlier = Path(shutil.copytree(runs[0], tmp_path / "earlier"))
+    text = (earlier / "settings.toml").read_text()
+    text = text.replace("mean = []", "mean = [0.485, 0.456, 0.406]").replace("std = []", "std = [0.229, 0.224, 0.225]")
+    (earlier / "settings.toml").write_text(text)
+    assert "0.485" in text and open_run(earlier).settings() == open_run(runs[0]).settings()
 
 
 def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:

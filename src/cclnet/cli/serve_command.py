@@ -15,7 +15,7 @@ def serve(
     run: Annotated[Path, typer.Argument(help="A run folder, or an exported model.")],
     host: Annotated[
         str, typer.Option(help="Address to listen on. Other than this machine's own, it needs a token.")
-    ] = ("127.0.0.1"),
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8000,
     token: Annotated[
         str | None, typer.Option(envvar="CCLNET_TOKEN", help="Secret that every request must send.")

@@ -159,6 +159,9 @@ class Run:
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise InputError(f"{path} is not valid TOML: {error}. Mend it, or remove it.") from error
         flat = dict(_flat(nested))
+        # settings.toml has these only if they were given (before version 0.2: always); model.json has those used.
+        model = self.model or {}
+        flat |= {name: model[name] for name in ("mean", "std") if name in flat and name in model}
         return {name: value for name, value in flat.items() if name not in INCIDENTAL}
 
     def leak(self) -> dict[str, Any] | None:
