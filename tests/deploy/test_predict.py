@@ -267,13 +267,13 @@ def test_notes_and_refusals_of_the_command(run: Path, tmp_path: Path) -> None:
     code, said = command(uncalibrated, path, "--out", tmp_path / "new" / "out.csv", "--risk", 0.3)
     assert (tmp_path / "new" / "out.csv").is_file()
     assert code == 0 and "there is no temperature" in said and "abstains below a confidence of" in said
-    with pytest.raises(InputError, match="holds the run's own predictions"):
+    with pytest.raises(InputError, match="the run's own predictions"):
         command(run, path, "--out", run / "predictions.csv")
-    with pytest.raises(InputError, match="holds the run's own predictions"):
+    with pytest.raises(InputError, match="the run's own predictions"):
         command(run / "model.safetensors", path, "--out", run / "predictions.csv")
     table = tmp_path / "table.csv"
     table.write_text(f"image\n{path.name}\n")
-    with pytest.raises(InputError, match="is what is to be predicted: choose another"):
+    with pytest.raises(InputError, match="is also an input: choose another"):
         command(run, table, "--out", table)
     with pytest.raises(InputError, match="is a folder: give --out the name of a table"):
         command(run, path, "--out", tmp_path)
