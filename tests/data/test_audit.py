@@ -35,7 +35,7 @@ def table(tmp_path: Path) -> ImageTable:
     for number, path in enumerate(paths):
         picture(number).save(path)
     return ImageTable(
-        source="drawn set",
+        source="test set",
         root=folder,
         names=[path.stem for path in paths],
         images=paths,
@@ -106,13 +106,13 @@ def test_an_image_with_many_near_ones_is_named_once_with_its_nearest(table, look
     assert {row[0] for row in found} == {"near duplicate"}
 
 
-def test_groups_on_two_sides_of_given_parts(table, look):
+def test_groups_divided_between_given_splits(table, look):
     groups = table.groups.copy()
     groups[16:18] = "lesion 0"
     found = look(replace(table, groups=groups))
     assert found == [
-        ("group on two sides", "16", "00", "group lesion 0 in train and val"),
-        ("group on two sides", "17", "00", "group lesion 0 in train and val"),
+        ("group in several splits", "16", "00", "group lesion 0 in train and val"),
+        ("group in several splits", "17", "00", "group lesion 0 in train and val"),
     ]
 
 
@@ -122,11 +122,11 @@ def test_images_without_a_group_have_none_in_common(table, look):
     assert look(replace(table, groups=groups)) == []
 
 
-def test_groups_on_two_sides_of_a_split_by_class_are_counted_by_class(table, tmp_path):
+def test_groups_divided_by_a_split_by_class_are_counted_per_class(table, tmp_path):
     table = replace(table, splits=None)
     found = audit(table, SplitSettings(by="class", val=0.25), 32, tmp_path / "cache", workers=1, progress=False)
     all_of_val, mel, nv = found.leaks["shared"]
-    assert all_of_val == mel + nv == (found.findings["finding"] == "group on two sides").sum() > 0
+    assert all_of_val == mel + nv == (found.findings["finding"] == "group in several splits").sum() > 0
     by_group = audit(table, SplitSettings(), 32, tmp_path / "cache", workers=1, progress=False)
     assert by_group.leaks["shared"].sum() == 0
     assert by_group.findings.empty
@@ -149,7 +149,7 @@ def test_small_classes_and_a_split_that_cannot_be(table, look):
     assert found[1][3] == "DF: 1 images"
 
 
-def test_sizes_out_of_line_and_blank_images(table, look):
+def test_unusual_sizes_and_blank_images(table, look):
     picture(3, size=(20, 15)).save(table.images[3])
     picture(5, size=(200, 30)).save(table.images[5])
     picture(6, size=(80, 60)).save(table.images[6])
@@ -158,12 +158,12 @@ def test_sizes_out_of_line_and_blank_images(table, look):
     assert [row[:2] for row in look(table)] == [
         ("blank image", "08"),
         ("blank image", "09"),
-        ("size out of line", "03"),
-        ("size out of line", "05"),
+        ("unusual size", "03"),
+        ("unusual size", "05"),
     ]
 
 
-def test_several_usual_sizes_are_not_out_of_line(table, look):
+def test_several_usual_sizes_are_not_unusual(table, look):
     for row in range(0, 40, 2):
         picture(row, size=(320, 240)).save(table.images[row])
     assert look(table) == []
@@ -209,7 +209,7 @@ def test_the_command_shows_a_table_and_writes_every_finding(tmp_path, class_fold
     result = run(class_folders, "--out", tmp_path / "out", "--cache-dir", tmp_path / "cache", "--quiet")
     assert result.exit_code == 0, result.output
     assert "unreadable" in result.output
-    assert "Replace these files or leave them out" in result.output
+    assert ADVICE["unreadable"] in result.output
     written = pd.read_csv(tmp_path / "out" / "audit.csv", keep_default_na=False)
     assert list(written.columns) == ["finding", "image", "other", "detail"]
     assert written["finding"][0] == "unreadable"
@@ -231,7 +231,7 @@ def test_a_folder_that_cannot_be_made_is_named_before_the_work(tmp_path, class_f
     assert not (tmp_path / "cache").exists()
 
 
-def test_leaks_are_shown_by_part_and_class(table, tmp_path):
+def test_leaks_are_shown_by_split_and_class(table, tmp_path):
     table = replace(table, splits=None, classes=("MEL", "[red]NV"))
     found = audit(table, SplitSettings(by="class"), 32, tmp_path / "cache", workers=1, progress=False)
     screen = io.StringIO()
@@ -251,8 +251,8 @@ def test_every_finding_has_advice():
         for kind in ("exact", "near")
         for across in ("", " across splits", " across classes", " across splits and classes")
     ]
-    others = ["unreadable", "blank image", "group on two sides", "label conflict in a group", "no split",
-              "small class", "size out of line"]  # fmt: skip
+    others = ["unreadable", "blank image", "group in several splits", "label conflict in a group", "no split",
+              "small class", "unusual size"]  # fmt: skip
     assert sorted(ADVICE) == sorted(pairs + others)
 
 
@@ -266,8 +266,8 @@ def test_isic2018_by_class_shares_lesions_with_train(tmp_path):
 
     table = open_data(Path(os.environ["CCLNET_ISIC2018"]))
     found = audit(table, SplitSettings(by="class"), 64, tmp_path / "cache", progress=False)
-    share = found.leaks.query("part == 'val' and `class` == ''")["share"].item()
+    share = found.leaks.query("split == 'val' and `class` == ''")["share"].item()
     assert round(share, 2) in (0.37, 0.38, 0.39, 0.40)
     counts = found.findings["finding"].value_counts()
-    assert counts["group on two sides"] == found.leaks["shared"][0]
+    assert counts["group in several splits"] == found.leaks["shared"][0]
     assert counts.filter(like="exact duplicate").sum() == 2

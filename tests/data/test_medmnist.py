@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cclnet.data.describe import describe
+from cclnet.data.audit import describe
 from cclnet.data.sources import open_data
 from cclnet.errors import InputError
 

@@ -11,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from cclnet.cli import app, main
-from cclnet.data.describe import describe
+from cclnet.data.audit import describe
 from cclnet.data.sources import SOURCES, open_data
 from cclnet.errors import InputError
 
@@ -93,10 +93,10 @@ class TestDescribe:
         draw(tmp_path / "train" / "a" / "0.png", size=(30, 20))
         description = describe(open_data(tmp_path))
         assert description.class_counts == {"a": 4, "b": 1}
-        assert description.part_counts == {"train": {"a": 3, "b": 1}, "test": {"a": 1, "b": 0}}
+        assert description.split_counts == {"train": {"a": 3, "b": 1}, "test": {"a": 1, "b": 0}}
         assert description.sizes == {(12, 16): 4, (30, 20): 1}
         assert description.groups is None
-        assert description.looked_at == 5
+        assert description.checked == 5
 
     def test_broken_images_are_listed_at_once(self, tmp_path: Path) -> None:
         class_folders(tmp_path, {"a": 2, "b": 2})
@@ -116,11 +116,11 @@ class TestDescribe:
         assert describe(open_data(tmp_path / "right")).problems == ()
 
     def test_large_sets_are_sampled_evenly(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("cclnet.data.describe.SAMPLE", 3)
+        monkeypatch.setattr("cclnet.data.audit.SAMPLE", 3)
         class_folders(tmp_path, {"a": 5, "b": 4})
         description = describe(open_data(tmp_path))
-        assert description.looked_at == 3
-        assert "(3 images looked at)" in description._sizes()
+        assert description.checked == 3
+        assert "(3 images checked)" in description._sizes()
 
 
 class TestDataShow:
@@ -140,7 +140,7 @@ class TestDataShow:
         shown = self.run(tmp_path)
         assert "ISIC challenge folder at" in shown
         assert "4 images, 2 classes" in shown
-        assert "groups: 3, the largest of 2 images" in shown
+        assert "groups: 3, at most 2 images per group" in shown
         assert "sizes: 16 x 12" in shown
         assert [cell.strip() for cell in row(shown, "NV")] == ["NV", "3", "75.0%", "2", "1"]
         assert "! images without a label: 1 (ISIC2018_Task3_Test_Input/ISIC_5.jpg)" in shown
@@ -154,7 +154,7 @@ class TestDataShow:
             path, "--image-column", "photo", "--label-column", "kinds", "--group-column", "who",
             "--split-column", "when", "--label-separator", "/", "--image-folder", tmp_path / "pictures", "--strict",
         )  # fmt: skip
-        assert "2 images, 3 classes, several labels an image" in shown
+        assert "2 images, 3 classes, multi-label" in shown
         assert row(shown, "[bold]z")
 
     def test_faults_are_errors_of_the_input(self, tmp_path: Path) -> None:

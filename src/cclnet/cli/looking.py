@@ -33,7 +33,7 @@ def data_show(
     follow_links: FollowLinks = None,
 ) -> None:
     """Say how DATA is read, and what is in it: classes, groups, parts, sizes, problems."""
-    from cclnet.data.describe import describe
+    from cclnet.data.audit import describe
     from cclnet.data.sources import open_data
 
     table = open_data(

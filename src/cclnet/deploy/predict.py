@@ -213,7 +213,7 @@ def prepared(description: Description, inputs: Inputs, batch_size: int, workers:
     if len(to_do) >= WORTH_TORCH:
         import torch  # noqa: F401
     try:
-        yield from in_order(prepare_rows, chunks, workers, ahead=2 * workers)
+        yield from in_order(prepare_rows, chunks, workers, prefetch=2 * workers)
     except BrokenProcessPool as error:
         raise InputError(
             "a process that decodes images was killed, most likely because the memory was full. Run it again with "

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from layouts import draw, write_csv
 
-from cclnet.data.describe import describe
+from cclnet.data.audit import describe
 from cclnet.data.image_io import UnreadableImage, image_size, read_image
 from cclnet.data.sources import open_data
 from cclnet.errors import InputError
