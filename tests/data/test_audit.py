@@ -66,7 +66,7 @@ def test_unreadable_and_truncated_files(table, look):
     found = look(table)
     assert [(row[0], row[1]) for row in found] == [("unreadable", "03"), ("unreadable", "05"), ("unreadable", "08")]
     assert "not an image" in found[0][3]
-    assert "cut off" in found[1][3]
+    assert "truncated" in found[1][3]
     assert "No such file" in found[2][3]
 
 

@@ -7,7 +7,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torchvision.transforms import InterpolationMode
 
-from cclnet.data.augment import Parameters, augment, draw, normalise
+from cclnet.data.augment import Parameters, augment, normalise, sample_parameters
 from cclnet.errors import InputError
 from cclnet.settings import AugmentSettings
 
@@ -18,7 +18,7 @@ PLAIN = {"horizontal_flip": 0.0, "vertical_flip": 0.0, "brightness": 0.0, "contr
 
 def drawn_for(settings: AugmentSettings, count: int, height: int = 40, width: int = 50, seed: int = 0) -> Parameters:
     sizes = np.full(count, height), np.full(count, width)
-    return draw(settings, np.random.default_rng(seed), count, np.arange(count), *sizes)
+    return sample_parameters(settings, np.random.default_rng(seed), count, np.arange(count), *sizes)
 
 
 def table_of(drawn: Parameters) -> torch.Tensor:
@@ -167,7 +167,7 @@ def test_a_rank_draws_what_the_whole_batch_drew():
     everything = drawn_for(settings, 12)
     some = np.array([11, 3, 4])
     sizes = np.full(3, 40), np.full(3, 50)
-    mine = draw(settings, np.random.default_rng(0), 12, some, *sizes)
+    mine = sample_parameters(settings, np.random.default_rng(0), 12, some, *sizes)
     for whole, part in zip(everything, mine, strict=True):
         np.testing.assert_array_equal(whole[some], part)
 

@@ -1,4 +1,4 @@
-"""Every batched operation against its torchvision.transforms.v2 namesake, on the same parameters.
+"""Every batched operation against its torchvision.transforms.v2 counterpart, on the same parameters.
 
 Tolerances: flips are exact; brightness, contrast and saturation 1e-6, hue 1e-5 of values in [0, 1]; rotation and
 resized crop one grey level of 255 (both round to uint8, and the last bit before rounding may differ).
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms import InterpolationMode
 
-from cclnet.data import augment as transforms
+from cclnet.data import augment as operations
 
 
 def images_of(count: int, height: int, width: int, seed: int = 0) -> torch.Tensor:
@@ -38,15 +38,15 @@ FLOATS = IMAGES.float() / 255
 
 def on_planes(operation, images, *parameters):
     changed = operation(tuple(images.unbind(1)), *parameters)
-    return changed if isinstance(changed, torch.Tensor) else transforms.together(changed)
+    return changed if isinstance(changed, torch.Tensor) else operations.from_planes(changed)
 
 
 def contrast(planes, factor):
-    return transforms.contrast(planes, factor, transforms.grey(planes).mean(dim=(1, 2)))
+    return operations.contrast(planes, factor, operations.grey(planes).mean(dim=(1, 2)))
 
 
 def test_planes_are_the_bytes_over_255():
-    torch.testing.assert_close(transforms.together(transforms.planes_of(IMAGES)), FLOATS, rtol=0, atol=1e-7)
+    torch.testing.assert_close(operations.from_planes(operations.to_planes(IMAGES)), FLOATS, rtol=0, atol=1e-7)
 
 
 def test_mean_grey_is_that_of_the_brightened_image():
@@ -54,15 +54,15 @@ def test_mean_grey_is_that_of_the_brightened_image():
     brightened = batched(tv.adjust_brightness, FLOATS, factors)
     expected = batched(lambda image, _: tv.rgb_to_grayscale(image).mean(), brightened, factors)
     for images in (IMAGES, IMAGES.contiguous(memory_format=torch.channels_last)):
-        torch.testing.assert_close(transforms.mean_grey(images, factors), expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(operations.mean_grey(images, factors), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (transforms.brightness, tv.adjust_brightness),
+        (operations.brightness, tv.adjust_brightness),
         (contrast, tv.adjust_contrast),
-        (transforms.saturation, tv.adjust_saturation),
+        (operations.saturation, tv.adjust_saturation),
     ],
 )
 def test_colour_factors_agree_with_torchvision(ours, theirs):
@@ -75,16 +75,16 @@ def test_colour_factors_agree_with_torchvision(ours, theirs):
 def test_hue_agrees_with_torchvision_all_around_the_circle():
     for shifts in torch.linspace(-0.5, 0.5, 64).reshape(8, 8):  # wraps around at both ends
         torch.testing.assert_close(
-            on_planes(transforms.hue, FLOATS, shifts), batched(tv.adjust_hue, FLOATS, shifts), rtol=0, atol=1e-5
+            on_planes(operations.hue, FLOATS, shifts), batched(tv.adjust_hue, FLOATS, shifts), rtol=0, atol=1e-5
         )
 
 
 def test_hue_turns_red_to_green_and_leaves_grey_alone():
     red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
-    green = on_planes(transforms.hue, red, torch.tensor([1 / 3])).flatten()
+    green = on_planes(operations.hue, red, torch.tensor([1 / 3])).flatten()
     torch.testing.assert_close(green, torch.tensor([0.0, 1.0, 0.0]))
     grey = torch.full((1, 3, 2, 2), 0.37)
-    assert torch.equal(on_planes(transforms.hue, grey, torch.tensor([0.41])), grey)
+    assert torch.equal(on_planes(operations.hue, grey, torch.tensor([0.41])), grey)
 
 
 @settings(max_examples=60, deadline=None)
@@ -92,13 +92,13 @@ def test_hue_turns_red_to_green_and_leaves_grey_alone():
 def test_hue_of_any_colour(colour, shift):
     pixel = torch.tensor(colour, dtype=torch.float32).view(1, 3, 1, 1) / 255
     expected = tv.adjust_hue(pixel[0], shift)
-    turned = on_planes(transforms.hue, pixel, torch.tensor([shift]))[0]
+    turned = on_planes(operations.hue, pixel, torch.tensor([shift]))[0]
     torch.testing.assert_close(turned, expected, rtol=0, atol=1e-5)
 
 
 def test_flips_are_exact():
     images = images_of(4, 5, 11)
-    flipped = transforms.flip(images, torch.tensor([0.0, 1, 0, 1]), torch.tensor([0.0, 0, 1, 1]))
+    flipped = operations.flip(images, torch.tensor([0.0, 1, 0, 1]), torch.tensor([0.0, 0, 1, 1]))
     expected = [images[0], tv.horizontal_flip(images[1]), tv.vertical_flip(images[2]),
                 tv.vertical_flip(tv.horizontal_flip(images[3]))]  # fmt: skip
     assert torch.equal(flipped, torch.stack(expected))
@@ -113,7 +113,7 @@ def test_resized_crop_agrees_with_torchvision(size):
         tv.resized_crop(image.float(), *box, list(size), antialias=True).round().to(torch.uint8)
         for image, box in zip(images, boxes.tolist(), strict=True)
     ]
-    ours = transforms.resized_crop(images, *boxes.float().unbind(1), size)
+    ours = operations.resized_crop(images, *boxes.float().unbind(1), size)
     difference = (ours.int() - torch.stack(expected).int()).abs()
     assert difference.max() <= 1 and difference.float().mean() < 0.01
 
@@ -121,7 +121,7 @@ def test_resized_crop_agrees_with_torchvision(size):
 def test_resized_crop_at_its_own_size_copies():
     images = images_of(2, 12, 14)
     box = [torch.tensor([value, value], dtype=torch.float32) for value in (2, 3, 8, 9)]
-    assert torch.equal(transforms.resized_crop(images, *box, (8, 9)), images[:, :, 2:10, 3:12])
+    assert torch.equal(operations.resized_crop(images, *box, (8, 9)), images[:, :, 2:10, 3:12])
 
 
 @pytest.mark.parametrize("degrees", [0.0, 90.0, -37.3, 12.0, 180.0])
@@ -133,7 +133,7 @@ def test_rotate_agrees_with_torchvision_for_images_of_different_sizes(degrees):
         place[:, : image.shape[1], : image.shape[2]] = image
     top, left = torch.tensor([2.0, 7, 11]), torch.tensor([9.0, 0, 11])
     heights, widths = torch.tensor(sizes, dtype=torch.float32).unbind(1)
-    ours = transforms.rotate(frame, torch.full((3,), degrees), heights, widths, top, left, (20, 22))
+    ours = operations.rotate(frame, torch.full((3,), degrees), heights, widths, top, left, (20, 22))
     for i, image in enumerate(images):
         turned = tv.rotate(image.float(), degrees, interpolation=InterpolationMode.BILINEAR).round()
         expected = tv.crop(turned, int(top[i]), int(left[i]), 20, 22)
@@ -143,22 +143,22 @@ def test_rotate_agrees_with_torchvision_for_images_of_different_sizes(degrees):
 def test_mixup_agrees_with_torchvision():
     lam = 0.3
     expected = FLOATS.roll(1, 0).mul(1.0 - lam).add(FLOATS.mul(lam))  # what v2.MixUp computes with this λ
-    ours = transforms.mixup(FLOATS, FLOATS.roll(1, 0), torch.full((8,), lam))
+    ours = operations.mixup(FLOATS, FLOATS.roll(1, 0), torch.full((8,), lam))
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-6)
 
 
 def test_cutmix_takes_exactly_the_rectangle():
     box = [torch.full((8,), float(value)) for value in (2, 3, 9, 16)]
-    ours = transforms.cutmix(FLOATS, FLOATS.roll(1, 0), *box)
+    ours = operations.cutmix(FLOATS, FLOATS.roll(1, 0), *box)
     expected = FLOATS.clone()
     expected[:, :, 2:9, 3:16] = FLOATS.roll(1, 0)[:, :, 2:9, 3:16]
     assert torch.equal(ours, expected)
     empty = [torch.zeros(8)] * 4
-    assert torch.equal(transforms.cutmix(FLOATS, FLOATS.roll(1, 0), *empty), FLOATS)
+    assert torch.equal(operations.cutmix(FLOATS, FLOATS.roll(1, 0), *empty), FLOATS)
 
 
 def test_parameters_belong_to_their_own_image():
     factors = torch.tensor(np.linspace(0.5, 1.5, 8), dtype=torch.float32)
-    for operation in (transforms.brightness, contrast, transforms.saturation):
+    for operation in (operations.brightness, contrast, operations.saturation):
         alone = torch.cat([on_planes(operation, FLOATS[i : i + 1], factors[i : i + 1]) for i in range(8)])
         torch.testing.assert_close(on_planes(operation, FLOATS, factors), alone, rtol=0, atol=1e-6)

@@ -294,7 +294,7 @@ def test_many_broken_images_are_counted(tmp_path, cache):
 
 def test_an_image_too_long_and_thin_is_refused(tmp_path):
     Image.new("L", (60_000, 1)).save(tmp_path / "line.png")
-    with pytest.raises(UnreadableImage, match="60000 x 1 pixels is too long and thin to have a short side of 256"):
+    with pytest.raises(UnreadableImage, match="60000 x 1 pixels .* 256"):
         read_resized(tmp_path / "line.png", 256)
 
 
@@ -508,7 +508,7 @@ def test_a_worker_that_is_killed_is_named(table, cache, monkeypatch):
         return read_resized(path, short_side)
 
     monkeypatch.setattr(cache_module, "read_resized", out_of_memory)
-    with pytest.raises(InputError, match="was killed.*memory"):
+    with pytest.raises(InputError, match=r"was killed.*memory"):
         decode(table, 32, cache, workers=2, progress=False)
     monkeypatch.undo()
     assert_right(decode(table, 32, cache, workers=2, progress=False), table)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cclnet.data.augment import Parameters, augment
 from cclnet.data.cache import DecodedImages
-from cclnet.data.loader import Batch, Loader, _warn_of_odd_shapes
+from cclnet.data.loader import Batch, Loader, _warn_of_padding
 from cclnet.errors import InputError
 from cclnet.functional import rows_of
 from cclnet.settings import AugmentSettings
@@ -196,8 +196,8 @@ def test_several_labels_at_once_are_floats():
     assert mixed.labels.shape == (12, 3) and ((mixed.labels > 0) & (mixed.labels < 1)).any()
 
 
-def test_a_set_smaller_than_a_batch_is_one_batch_and_says_so():
-    with pytest.warns(UserWarning, match="43 training images are fewer than a batch of 128: .* one batch of 43"):
+def test_a_set_smaller_than_a_batch_is_one_batch_with_a_warning():
+    with pytest.warns(UserWarning, match="43 training images .* 128: .* one batch of 43"):
         train = loader(batch_size=128)
     (batch,) = train.epoch()
     assert len(train) == 1 and sorted(batch.rows) == sorted(ROWS)
@@ -225,32 +225,32 @@ def test_images_smaller_than_the_crop_are_fine_for_a_resized_crop():
     [
         ({"augment": AugmentSettings(crop=40)}, r"\d+ of 43 images are smaller than the crop of 40 .* \(row \d+\)"),
         ({"augment": AugmentSettings(crop=40, rotation=9)}, "images are smaller than the crop of 40"),
-        ({"augment": None, "crop": 41}, "Decode with a short side of at least 41, or take a crop of at most 20"),
+        ({"augment": None, "crop": 41}, "short_side of at least 41, or set crop to at most 20"),
         ({"augment": None}, "needs the side of its crop: pass crop"),
         ({"augment": None, "crop": 0}, "crop must be at least 1 pixel, got 0"),
-        ({"crop": 19}, "crop is 19 but the augmentation's crop is 20"),
+        ({"crop": 19}, "crop is 19 but .* 20"),
         ({"rows": np.array([], dtype=np.int64)}, "no images to load: rows is empty"),
         ({"rows": np.array([3, COUNT])}, "rows must be from 0 to 52, got 3 to 53"),
-        ({"labels": LABELS[:-1]}, "a label for each of 53 images, got 52"),
+        ({"labels": LABELS[:-1]}, "expected 53 labels.* got 52"),
         ({"labels": LABELS.astype(float)}, r"class indices \[N\] or zeros and ones \[N, K\], got float64"),
-        ({"weights": np.ones(5)}, r"expected weights \[53\], one an image, got \[5\]"),
-        ({"weights": np.full(COUNT, np.nan)}, "weights of samples must be finite"),
+        ({"weights": np.ones(5)}, r"weights \[53\].* got \[5\]"),
+        ({"weights": np.full(COUNT, np.nan)}, "weights must be finite"),
         ({"batch_size": 13, "world_size": 4}, "multiple of their number, got 13. Try 12"),
         ({"batch_size": 0}, "got 0. Try 1"),
         ({"rank": 2, "world_size": 2}, "rank must be from 0 to 1, got 2"),
         ({"seed": -1}, "seed must be 0 or more, got -1"),
         ({"augment": AugmentSettings(crop=CROP, mixup=1)}, "mixup and cutmix need num_classes"),
         ({"augment": AugmentSettings(crop=CROP, mixup=1), "num_classes": 4}, "labels must be from 0 to 3, got 0 to 4"),
-        ({"rows": ROWS[:3], "world_size": 4}, "3 training images cannot be shared by 4 processes"),
+        ({"rows": ROWS[:3], "world_size": 4}, "3 training images .* 4 processes"),
     ],
 )
-def test_what_cannot_be_used_is_named(changes, message):
+def test_invalid_arguments_are_named(changes, message):
     with pytest.raises(InputError, match=message):
         loader(**changes)
 
 
-def test_a_batch_that_is_not_there():
-    with pytest.raises(InputError, match="no batch 4 in epoch 0: an epoch has 3 batches"):
+def test_a_start_beyond_the_epoch_is_refused():
+    with pytest.raises(InputError, match="start from 0 to 3, got epoch 0, start 4"):
         loader().epoch(0, start=4)
     assert list(loader().epoch(0, start=3)) == []
 
@@ -276,8 +276,8 @@ def test_one_very_wide_and_one_very_tall_image_swell_their_own_batch_alone():
     loader = Loader(images, labels, np.arange(32), batch_size=4, augment=settings, num_classes=2)
     shapes = [tuple(batch.crops.shape[1:3]) for batch in loader.epoch()]
     assert shapes.count((12, 12)) >= 6 and max(shapes) > (12, 12)
-    with pytest.warns(UserWarning, match=r"padded to 400 x 400 pixels to be turned or scaled, 1111 times the usual"):
-        _warn_of_odd_shapes((400, 400), heights, widths)
+    with pytest.warns(UserWarning, match=r"400 x 400 pixels, 1111 times the median"):
+        _warn_of_padding((400, 400), heights, widths)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _warn_of_odd_shapes((20, 20), heights, widths)
+        _warn_of_padding((20, 20), heights, widths)

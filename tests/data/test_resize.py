@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from cclnet.data.image_io import read_resized, resize, resize_plainly
+from cclnet.data.image_io import read_resized, resize, resize_without_torch
 
 SIDES = st.integers(1, 150)
 
@@ -22,12 +22,14 @@ def test_the_bits_of_torch(height: int, width: int, new_height: int, new_width: 
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     if hard:  # black and white, where the cubic overshoots and is cut off
         pixels = np.where(pixels > 127, 255, 0).astype(np.uint8)
-    np.testing.assert_array_equal(resize_plainly(pixels, new_height, new_width), resize(pixels, new_height, new_width))
+    np.testing.assert_array_equal(
+        resize_without_torch(pixels, new_height, new_width), resize(pixels, new_height, new_width)
+    )
 
 
 def test_one_colour_stays_that_colour() -> None:
     pixels = np.full((37, 53, 3), (10, 200, 255), np.uint8)
-    assert (resize_plainly(pixels, 20, 90) == (10, 200, 255)).all()
+    assert (resize_without_torch(pixels, 20, 90) == (10, 200, 255)).all()
 
 
 WITHOUT_TORCH = """
