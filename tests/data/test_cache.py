@@ -294,7 +294,7 @@ def test_many_broken_images_are_counted(tmp_path, cache):
 
 def test_an_image_too_long_and_thin_is_refused(tmp_path):
     Image.new("L", (60_000, 1)).save(tmp_path / "line.png")
-    with pytest.raises(UnreadableImage, match="60000 x 1 pixels .* 256"):
+    with pytest.raises(UnreadableImage, match=r"60000 x 1 pixels .* 256"):
         read_resized(tmp_path / "line.png", 256)
 
 

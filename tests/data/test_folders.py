@@ -97,7 +97,7 @@ def test_a_test_part_without_classes_is_counted(tmp_path: Path) -> None:
 def test_one_class_only(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"one class only \(a, 2 images\)"):
         open_data(class_folders(tmp_path, {"a": 2}), source="folders")
-    with pytest.raises(InputError, match=r"holds images .* but nothing that labels them"):
+    with pytest.raises(InputError, match=r"contains images .* but no labels"):
         open_data(tmp_path)
 
 

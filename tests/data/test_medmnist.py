@@ -91,11 +91,11 @@ def test_labels_of_one_dimension_and_a_missing_part(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"train_images": np.zeros((6, 28, 28, 28), np.uint8)}, r"Volumes \(the 3D sets\) are not supported"),
-        ({"train_images": np.zeros((6, 28, 28, 3), np.float32)}, "train_images must be uint8 in C order, is float32"),
-        ({"train_images": np.zeros((6, 64, 64, 3), np.uint8)}, r"the same size in all parts.*\(6, 64, 64, 3\)"),
+        ({"train_images": np.zeros((6, 28, 28, 3), np.float32)}, "train_images must be uint8 in C order, got float32"),
+        ({"train_images": np.zeros((6, 64, 64, 3), np.uint8)}, r"the same size in all splits.*\(6, 64, 64, 3\)"),
         ({"train_labels": np.zeros((5, 1), np.uint8)}, "6 train_images but 5 train_labels"),
-        ({"train_labels": np.full((6, 1), -1)}, "class numbers from 0 on"),
-        ({"train_labels": np.full((6, 1), 0.5)}, "class numbers from 0 on"),
+        ({"train_labels": np.full((6, 1), -1)}, "class numbers from 0"),
+        ({"train_labels": np.full((6, 1), 0.5)}, "class numbers from 0"),
         ({"train_labels": np.full((6, 1), np.nan)}, "6 labels are not numbers"),
         ({"train_labels": np.array([{}] * 6, dtype=object)}, "cannot be read as .npz: Object arrays cannot be loaded"),
         ({"train_labels": np.zeros((6, 1), np.uint8), "val_labels": np.zeros((3, 1), np.uint8),
@@ -116,7 +116,7 @@ def test_labels_of_several_classes_must_be_marks(tmp_path: Path) -> None:
 
 
 def test_a_file_without_parts_a_cut_off_one_and_one_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"has no train_images, .* it holds x\.npy"):
+    with pytest.raises(InputError, match=r"expected train_images, .* found x\.npy"):
         open_data(write(tmp_path / "x.npz", {"x": np.zeros(3)}))
     whole = write(tmp_path / "cut.npz", arrays()).read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
@@ -131,7 +131,7 @@ def test_an_array_that_announces_more_than_it_holds_is_refused_before_memory_is_
     with zipfile.ZipFile(path, "w") as archive, archive.open("train_images.npy", "w") as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": (10**9, 1000, 1000, 3)}
         np.lib.format.write_array_header_1_0(file, header)
-    with pytest.raises(InputError, match="bytes where 3,000,000,000,000,000 are announced"):
+    with pytest.raises(InputError, match="3,000,000,000,000,000"):
         open_data(path)
 
 
@@ -171,11 +171,11 @@ class TestDownload:
 
     def test_a_wrong_checksum(self, package: dict[str, Any]) -> None:
         package["dermamnist"]["MD5_64"] = "1" * 32
-        with pytest.raises(InputError, match=r"dermamnist_64\.npz does not have the checksum it should have"):
+        with pytest.raises(InputError, match=r"dermamnist_64\.npz has a wrong checksum"):
             open_data("medmnist:dermamnist_64")
 
     def test_no_network(self, package: dict[str, Any]) -> None:
-        with pytest.raises(InputError, match=r"dermamnist\.npz could not be downloaded .*Is there a network\?"):
+        with pytest.raises(InputError, match=r"dermamnist\.npz could not be downloaded"):
             open_data("medmnist:dermamnist")
 
     def test_unknown_names_and_sizes(self, package: dict[str, Any]) -> None:
