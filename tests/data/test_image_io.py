@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -16,7 +17,15 @@ from hypothesis import strategies as st
 from layouts import draw
 from PIL import Image, ImageOps
 
-from cclnet.data.image_io import UnreadableImage, brightest_16_bit, image_size, read_image
+from cclnet.data.image_io import (
+    UnreadableImage,
+    brightest_16_bit,
+    image_size,
+    read_image,
+    read_resized,
+    resize,
+    resize_without_torch,
+)
 from cclnet.errors import InputError
 
 
@@ -311,3 +320,49 @@ def test_damaged_files_give_pixels_or_the_named_error(tmp_path: Path, suffix: st
     else:
         assert read.dtype == np.uint8
         assert read.ndim == 3
+
+
+# Resizing without torch gives the same bits, so that a deployed model sees the pixels it was trained on.
+
+SIDES = st.integers(1, 150)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SIDES, SIDES, SIDES, SIDES, st.integers(0, 2**31), st.booleans())
+def test_the_bits_of_torch(height: int, width: int, new_height: int, new_width: int, seed: int, hard: bool) -> None:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    if hard:  # black and white, where the cubic overshoots and is cut off
+        pixels = np.where(pixels > 127, 255, 0).astype(np.uint8)
+    np.testing.assert_array_equal(
+        resize_without_torch(pixels, new_height, new_width), resize(pixels, new_height, new_width)
+    )
+
+
+def test_one_colour_stays_that_colour() -> None:
+    pixels = np.full((37, 53, 3), (10, 200, 255), np.uint8)
+    assert (resize_without_torch(pixels, 20, 90) == (10, 200, 255)).all()
+
+
+WITHOUT_TORCH = """
+import sys
+import numpy as np
+from cclnet.data.image_io import read_resized
+np.save(sys.argv[2], read_resized(sys.argv[1], 40))
+assert "torch" not in sys.modules
+"""
+
+
+def test_files_are_read_alike_in_a_process_without_torch(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.jpg")
+    subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "noise.jpg"), str(tmp_path / "out.npy")], check=True
+    )
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), read_resized(tmp_path / "noise.jpg", 40))
+
+
+def test_the_content_of_a_file_is_as_good_as_the_file(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (300, 200, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.jpg")
+    path = tmp_path / "noise.jpg"
+    np.testing.assert_array_equal(read_resized(path.read_bytes(), 40), read_resized(path, 40))
