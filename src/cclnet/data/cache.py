@@ -295,10 +295,7 @@ class PixelStore:
         with self.pixels_path(index.token).open("r+b") as file:
             os.fsync(file.fileno())
         name = "index.npz" if finished else "progress.npz"
-        write_whole(
-            self.folder / name,
-            lambda file: np.savez(file, token=np.array(index.token), entries=index.entries),
-        )
+        write_whole(self.folder / name, lambda file: np.savez(file, token=np.array(index.token), entries=index.entries))
         if finished:
             (self.folder / "progress.npz").unlink(missing_ok=True)
             self._clean_up(index)

@@ -168,8 +168,7 @@ def check_size(path: str | Path, height: int, width: int, max_pixels: int) -> No
     """Refuse an image by the size in its header, before memory for it is allocated."""
     if height * width > max_pixels:
         raise UnreadableImage(
-            path,
-            f"its header says {width:,} x {height:,} pixels, more than the limit of {max_pixels:,} (max_pixels)",
+            path, f"its header says {width:,} x {height:,} pixels, more than the limit of {max_pixels:,} (max_pixels)"
         )
     if height * width == 0:
         raise UnreadableImage(path, f"its header says {width} x {height} pixels")

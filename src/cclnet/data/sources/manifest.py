@@ -97,9 +97,10 @@ def _find_manifest(path: Path, options: Options) -> Path:
     if path.is_file():
         return path
     columns = {c for c in (options.image_column, options.group_column, options.split_column) if c}
-    tables = find(path)
     if columns:
         tables = [file for file in plain_files(path, SUFFIXES) if columns <= set(read_columns(file))]
+    else:
+        tables = find(path)
     if len(tables) != 1:
         found = f"several tables that fit: {listed([t.name for t in tables])}" if tables else "no table that fits"
         raise InputError(f"{path} contains {found}. Give the path of the CSV or Parquet file.")
