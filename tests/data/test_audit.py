@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from layouts import class_folders, draw, isic_part, write_csv
+from layouts import class_folders, draw, isic_split, write_csv
 from PIL import Image, ImageEnhance
 from rich.console import Console
 from typer.testing import CliRunner
@@ -414,8 +414,8 @@ class TestDataShow:
         return result.output
 
     def test_it_says_what_it_took_and_what_is_in_it(self, tmp_path: Path) -> None:
-        isic_part(tmp_path, "Training", {"ISIC_1": "MEL", "ISIC_2": "NV", "ISIC_3": "NV"})
-        isic_part(tmp_path, "Test", {"ISIC_4": "NV"})
+        isic_split(tmp_path, "Training", {"ISIC_1": "MEL", "ISIC_2": "NV", "ISIC_3": "NV"})
+        isic_split(tmp_path, "Test", {"ISIC_4": "NV"})
         draw(tmp_path / "ISIC2018_Task3_Test_Input" / "ISIC_5.jpg")
         write_csv(
             tmp_path / "ISIC2018_Task3_Training_LesionGroupings.csv",

@@ -121,7 +121,7 @@ class TestColumns:
         with pytest.raises(InputError, match="the header has 2 columns, but line 3 has 3, line 4 has 1"):
             open_data(path)
 
-    def test_parts_that_are_none(self, folder: Path) -> None:
+    def test_unknown_split_names_are_refused(self, folder: Path) -> None:
         path = write_csv(
             folder / "labels.csv", [["image", "label", "split"], ["a.png", "x", "fold1"], ["b.png", "y", ""]]
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from layouts import class_folders, draw, isic_part, write_csv
+from layouts import class_folders, draw, isic_split, write_csv
 
 from cclnet.data.sources import SOURCES, open_data
 from cclnet.errors import InputError
@@ -51,7 +51,7 @@ def test_an_unknown_source_is_named_with_the_nearest(tmp_path: Path) -> None:
 
 
 def test_columns_mean_a_manifest_whatever_else_fits(tmp_path: Path) -> None:
-    isic_part(tmp_path, "Training", {"ISIC_1": "MEL", "ISIC_2": "NV"})
+    isic_split(tmp_path, "Training", {"ISIC_1": "MEL", "ISIC_2": "NV"})
     rows = [["image", "site"], ["ISIC_1", "arm"], ["ISIC_2", "leg"]]
     path = write_csv(tmp_path / "sites.csv", rows)
     assert open_data(tmp_path).source == "ISIC challenge folder"

@@ -54,8 +54,8 @@ def test_by_group_divides_no_group_and_keeps_ratios(by, seed):
     table = lesions()
     splits = make_split(table, SplitSettings(by=by, val=0.2, test=0.13, calibration=0.07, seed=seed))
     assert divided_groups(splits, table.groups) == {}
-    for part, wanted in {"train": 0.6, "val": 0.2, "test": 0.13, "calibration": 0.07}.items():
-        np.testing.assert_allclose(shares(table, splits, part), wanted, atol=0.02)
+    for split, wanted in {"train": 0.6, "val": 0.2, "test": 0.13, "calibration": 0.07}.items():
+        np.testing.assert_allclose(shares(table, splits, split), wanted, atol=0.02)
 
 
 def test_by_class_gives_the_exact_share_of_every_class():
@@ -94,8 +94,8 @@ def test_calibration_comes_out_of_train_and_val_does_not_change_test():
     plain = make_split(table, SplitSettings(test=0.1))
     with_calibration = make_split(table, SplitSettings(test=0.1, calibration=0.1))
     assert (plain[with_calibration == "calibration"] == "train").all()
-    for part in ("val", "test"):
-        assert ((plain == part) == (with_calibration == part)).all()
+    for split in ("val", "test"):
+        assert ((plain == split) == (with_calibration == split)).all()
     assert ((make_split(table, SplitSettings(test=0.1, val=0.4)) == "test") == (plain == "test")).all()
 
 
@@ -152,11 +152,11 @@ def test_several_labels_at_once_keep_their_ratios():
 )
 def test_every_unit_is_assigned_and_deviations_are_bounded_by_the_largest_units(counts, folds, seed):
     counts = np.array(counts)
-    part = stratify(counts, np.full(folds, 1 / folds), np.random.default_rng(seed))
-    assert ((part >= 0) & (part < folds)).all()
+    subset = stratify(counts, np.full(folds, 1 / folds), np.random.default_rng(seed))
+    assert ((subset >= 0) & (subset < folds)).all()
     totals = counts.sum(axis=0)
     for p in range(folds):
-        stray = np.abs(counts[part == p].sum(axis=0) - totals / folds)
+        stray = np.abs(counts[subset == p].sum(axis=0) - totals / folds)
         assert (stray <= 4 * counts.max(axis=0, initial=0) + 1e-9).all()
 
 
@@ -171,8 +171,8 @@ def test_patients_with_several_diagnoses_leave_no_class_without_training():
         if ((counts > 0).sum(axis=0) < 2).any():
             continue
         checked += 1
-        part = stratify(counts, [0.8, 0.2], np.random.default_rng(seed))
-        assert (counts[part == 0] > 0).any(axis=0).all(), seed
+        subset = stratify(counts, [0.8, 0.2], np.random.default_rng(seed))
+        assert (counts[subset == 0] > 0).any(axis=0).all(), seed
     assert checked > 200
 
 

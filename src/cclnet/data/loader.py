@@ -119,8 +119,9 @@ class Loader:
         if augment and augment.warps and self.device.type == "cuda":
             _warn_of_padding(self._frame, images.heights[self.rows], images.widths[self.rows])
         self.resident = self._fits() if resident is None else resident
-        store = partial(ResidentPixels, images, self.rows) if self.resident else partial(StreamedPixels, images)
-        self._pixels = store(self.device)
+        self._pixels = (
+            ResidentPixels(images, self.rows, self.device) if self.resident else StreamedPixels(images, self.device)
+        )
         on_gpu = self.device.type == "cuda"
         # On a CPU training needs the cores, and one thread is fast enough.
         self._workers = 0 if self.resident else workers or (min(4, available_cores()) if on_gpu else 1)
