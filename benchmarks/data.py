@@ -45,7 +45,7 @@ import torch
 from PIL import Image
 
 from cclnet.data.audit import BITS, near_pairs
-from cclnet.data.cache import Content, PixelStore, decode
+from cclnet.data.cache import PixelStore, StoreIndex, decode
 from cclnet.data.image_io import image_size, resized_shape
 from cclnet.data.parallel import available_cores
 from cclnet.data.sources import open_data
@@ -127,9 +127,9 @@ def timed_flush() -> Iterator[list[float]]:
     seconds: list[float] = []
     save = PixelStore.save
 
-    def timed(self: PixelStore, content: Content, finished: bool) -> None:
+    def timed(self: PixelStore, index: StoreIndex, finished: bool) -> None:
         began = time.perf_counter()
-        save(self, content, finished)
+        save(self, index, finished)
         if finished:
             seconds.append(time.perf_counter() - began)
 

@@ -25,8 +25,8 @@ import torch
 
 from cclnet.data.sources import open_data
 from cclnet.data.split import read_split
-from cclnet.data.synthetic import planted_similarity
-from cclnet.data.synthetic.several_labels import co_occurrence
+from cclnet.data.synthetic import known_similarity
+from cclnet.data.synthetic.multilabel import co_occurrence
 from cclnet.evaluation.metrics import score
 from cclnet.evaluation.similarity import agreement
 from cclnet.files import write_whole
@@ -66,7 +66,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
         }
     )
     course: list[float] = []
-    truth = planted_similarity(7)
+    truth = known_similarity(7)
 
     def look(_: dict[str, Any], network: Any) -> None:
         if (matrix := network.soft_labels()) is not None:
@@ -146,7 +146,7 @@ def main() -> None:
         "device": f"CPU, {given.at_once} runs at once, one core each",
         "versions": versions(),
         "seconds": round(time.monotonic() - began, 1),
-        "similarity": planted_similarity(7).round(5).tolist(),
+        "similarity": known_similarity(7).round(5).tolist(),
         "runs": json.loads(json.dumps(runs), parse_float=lambda text: round(float(text), 5)),
     }
     given.out.parent.mkdir(parents=True, exist_ok=True)

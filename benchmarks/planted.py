@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cclnet.data.synthetic import SyntheticSettings, planted_similarity
+from cclnet.data.synthetic import SyntheticSettings, known_similarity
 from cclnet.evaluation.similarity import agreement, mean_confusion, rarity_agreement
 from cclnet.files import write_json_bz2, write_whole
 from cclnet.reproduce.pages import fill_markers
@@ -70,7 +70,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
         },
         job.get("changes", {}),
     )
-    truth = planted_similarity(7)
+    truth = known_similarity(7)
     counts: list[int] = []
     course: list[dict[str, Any]] = []
 
@@ -247,7 +247,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if given.accelerator == "cuda" else "CPU, one core a run",
         "versions": versions(),
         "seconds_of_runs": round(sum(run["seconds"] for run in runs), 1),
-        "similarity": planted_similarity(7).round(5).tolist(),
+        "similarity": known_similarity(7).round(5).tolist(),
         "imbalance": SyntheticSettings(images=given.images, imbalance="isic2018").class_counts().tolist(),
         "runs": [
             {**{key: run["job"][key] for key in ("method", "balance", "overlap", "seed")}, "seconds": run["seconds"],

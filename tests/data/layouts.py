@@ -33,9 +33,9 @@ ISIC2018 = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
 ISIC2019 = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC", "UNK")
 
 
-def isic_part(root: Path, part: str, labels: Mapping[str, str], *, year: int = 2018, suffix: str = ".jpg") -> None:
-    """One part of a challenge: ``Training``, ``Validation`` or ``Test``."""
-    stem = f"ISIC2018_Task3_{part}" if year == 2018 else f"ISIC_2019_{part}"
+def isic_split(root: Path, split: str, labels: Mapping[str, str], *, year: int = 2018, suffix: str = ".jpg") -> None:
+    """One split of a challenge: ``Training``, ``Validation`` or ``Test``."""
+    stem = f"ISIC2018_Task3_{split}" if year == 2018 else f"ISIC_2019_{split}"
     inside = root / f"{stem}_GroundTruth" if year == 2018 else root
     classes = ISIC2018 if year == 2018 else ISIC2019
     write_csv(inside / f"{stem}_GroundTruth.csv", truth_rows(classes, labels))

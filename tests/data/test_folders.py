@@ -1,4 +1,4 @@
-"""A folder per class: names, parts, stray images, and links that lead in circles or away."""
+"""A folder per class: names, splits, stray images, and links that lead in circles or away."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_classes_are_ordered_as_a_person_would(tmp_path: Path) -> None:
     assert table.classes == ("Grade 1", "grade 9", "grade 10")
 
 
-def test_parts_above_the_classes(tmp_path: Path) -> None:
+def test_splits_above_the_classes(tmp_path: Path) -> None:
     class_folders(tmp_path, {"Training/a": 2, "Training/b": 2, "valid/a": 1, "test/b": 1, "test/c": 1})
     table = open_data(tmp_path)
     assert table.classes == ("a", "b", "c")
@@ -61,8 +61,8 @@ def test_non_ascii_names_and_spaces(tmp_path: Path) -> None:
 
 
 def test_one_class_in_two_spellings_of_its_accent(tmp_path: Path) -> None:
-    for part, form in (("train", "NFC"), ("test", "NFD")):
-        class_folders(tmp_path, {f"{part}/{unicodedata.normalize(form, 'Nävus')}": 1, f"{part}/b": 1})
+    for split, form in (("train", "NFC"), ("test", "NFD")):
+        class_folders(tmp_path, {f"{split}/{unicodedata.normalize(form, 'Nävus')}": 1, f"{split}/b": 1})
     assert open_data(tmp_path).classes == ("b", "Nävus")
 
 
@@ -85,7 +85,7 @@ def test_stray_images_are_counted_and_strict_refuses(tmp_path: Path) -> None:
         open_data(tmp_path, strict=True)
 
 
-def test_a_test_part_without_classes_is_counted(tmp_path: Path) -> None:
+def test_a_test_split_without_classes_is_counted(tmp_path: Path) -> None:
     class_folders(tmp_path, {"train/a": 2, "train/b": 2, "test": 3, "extra/c": 1})
     table = open_data(tmp_path)
     assert table.classes == ("a", "b")
@@ -97,7 +97,7 @@ def test_a_test_part_without_classes_is_counted(tmp_path: Path) -> None:
 def test_one_class_only(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"one class only \(a, 2 images\)"):
         open_data(class_folders(tmp_path, {"a": 2}), source="folders")
-    with pytest.raises(InputError, match=r"holds images .* but nothing that labels them"):
+    with pytest.raises(InputError, match=r"contains images .* but no labels"):
         open_data(tmp_path)
 
 

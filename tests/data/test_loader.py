@@ -1,3 +1,4 @@
+import threading
 import warnings
 
 import numpy as np
@@ -7,9 +8,10 @@ import torchvision.transforms.v2.functional as tv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cclnet.data import loader as loader_module
 from cclnet.data.augment import Parameters, augment
 from cclnet.data.cache import DecodedImages
-from cclnet.data.loader import Batch, Loader, _warn_of_odd_shapes
+from cclnet.data.loader import Batch, Loader, ResidentPixels, StreamedPixels, _warn_of_padding, pack, prefetch
 from cclnet.errors import InputError
 from cclnet.functional import rows_of
 from cclnet.settings import AugmentSettings
@@ -196,8 +198,8 @@ def test_several_labels_at_once_are_floats():
     assert mixed.labels.shape == (12, 3) and ((mixed.labels > 0) & (mixed.labels < 1)).any()
 
 
-def test_a_set_smaller_than_a_batch_is_one_batch_and_says_so():
-    with pytest.warns(UserWarning, match="43 training images are fewer than a batch of 128: .* one batch of 43"):
+def test_a_set_smaller_than_a_batch_is_one_batch_with_a_warning():
+    with pytest.warns(UserWarning, match="43 training images .* 128: .* one batch of 43"):
         train = loader(batch_size=128)
     (batch,) = train.epoch()
     assert len(train) == 1 and sorted(batch.rows) == sorted(ROWS)
@@ -225,32 +227,32 @@ def test_images_smaller_than_the_crop_are_fine_for_a_resized_crop():
     [
         ({"augment": AugmentSettings(crop=40)}, r"\d+ of 43 images are smaller than the crop of 40 .* \(row \d+\)"),
         ({"augment": AugmentSettings(crop=40, rotation=9)}, "images are smaller than the crop of 40"),
-        ({"augment": None, "crop": 41}, "Decode with a short side of at least 41, or take a crop of at most 20"),
+        ({"augment": None, "crop": 41}, "short_side of at least 41, or set crop to at most 20"),
         ({"augment": None}, "needs the side of its crop: pass crop"),
         ({"augment": None, "crop": 0}, "crop must be at least 1 pixel, got 0"),
-        ({"crop": 19}, "crop is 19 but the augmentation's crop is 20"),
+        ({"crop": 19}, "crop is 19 but .* 20"),
         ({"rows": np.array([], dtype=np.int64)}, "no images to load: rows is empty"),
         ({"rows": np.array([3, COUNT])}, "rows must be from 0 to 52, got 3 to 53"),
-        ({"labels": LABELS[:-1]}, "a label for each of 53 images, got 52"),
+        ({"labels": LABELS[:-1]}, "expected 53 labels.* got 52"),
         ({"labels": LABELS.astype(float)}, r"class indices \[N\] or zeros and ones \[N, K\], got float64"),
-        ({"weights": np.ones(5)}, r"expected weights \[53\], one an image, got \[5\]"),
-        ({"weights": np.full(COUNT, np.nan)}, "weights of samples must be finite"),
+        ({"weights": np.ones(5)}, r"weights \[53\].* got \[5\]"),
+        ({"weights": np.full(COUNT, np.nan)}, "weights must be finite"),
         ({"batch_size": 13, "world_size": 4}, "multiple of their number, got 13. Try 12"),
         ({"batch_size": 0}, "got 0. Try 1"),
         ({"rank": 2, "world_size": 2}, "rank must be from 0 to 1, got 2"),
         ({"seed": -1}, "seed must be 0 or more, got -1"),
         ({"augment": AugmentSettings(crop=CROP, mixup=1)}, "mixup and cutmix need num_classes"),
         ({"augment": AugmentSettings(crop=CROP, mixup=1), "num_classes": 4}, "labels must be from 0 to 3, got 0 to 4"),
-        ({"rows": ROWS[:3], "world_size": 4}, "3 training images cannot be shared by 4 processes"),
+        ({"rows": ROWS[:3], "world_size": 4}, "3 training images .* 4 processes"),
     ],
 )
-def test_what_cannot_be_used_is_named(changes, message):
+def test_invalid_arguments_are_named(changes, message):
     with pytest.raises(InputError, match=message):
         loader(**changes)
 
 
-def test_a_batch_that_is_not_there():
-    with pytest.raises(InputError, match="no batch 4 in epoch 0: an epoch has 3 batches"):
+def test_a_start_beyond_the_epoch_is_refused():
+    with pytest.raises(InputError, match="start from 0 to 3, got epoch 0, start 4"):
         loader().epoch(0, start=4)
     assert list(loader().epoch(0, start=3)) == []
 
@@ -276,8 +278,179 @@ def test_one_very_wide_and_one_very_tall_image_swell_their_own_batch_alone():
     loader = Loader(images, labels, np.arange(32), batch_size=4, augment=settings, num_classes=2)
     shapes = [tuple(batch.crops.shape[1:3]) for batch in loader.epoch()]
     assert shapes.count((12, 12)) >= 6 and max(shapes) > (12, 12)
-    with pytest.warns(UserWarning, match=r"padded to 400 x 400 pixels to be turned or scaled, 1111 times the usual"):
-        _warn_of_odd_shapes((400, 400), heights, widths)
+    with pytest.warns(UserWarning, match=r"400 x 400 pixels, 1111 times the median"):
+        _warn_of_padding((400, 400), heights, widths)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _warn_of_odd_shapes((20, 20), heights, widths)
+        _warn_of_padding((20, 20), heights, widths)
+
+
+# Crops and frames.
+
+SIZES = [(31, 40), (40, 25), (28, 28), (33, 61), (30, 30)]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def images() -> DecodedImages:
+    """Images of different sizes, the last of which ends with the buffer."""
+    heights, widths = np.array(SIZES, dtype=np.int32).T
+    sizes = 3 * heights.astype(np.int64) * widths
+    pixels = np.random.default_rng(0).integers(0, 256, int(sizes.sum()), dtype=np.uint8)
+    return DecodedImages(pixels, np.cumsum(sizes) - sizes, heights, widths)
+
+
+@pytest.fixture(params=["resident", "streamed"])
+def store(request, images):
+    return (
+        transferred(ResidentPixels(images, np.arange(5), CPU))
+        if request.param == "resident"
+        else StreamedPixels(images, CPU)
+    )
+
+
+def transferred(store: ResidentPixels) -> ResidentPixels:
+    store.transfer.result(timeout=60)
+    return store
+
+
+def test_crops_are_the_pixels_of_the_image(images, store):
+    rows, top, left = np.array([4, 0, 3, 4, 2]), np.array([2, 0, 5, 0, 0]), np.array([0, 12, 33, 2, 0])
+    cut = store.crops(rows, top, left, 28)
+    assert cut.shape == (5, 28, 28, 3) and cut.dtype == torch.uint8
+    for got, row, y, x in zip(cut.numpy(), rows, top, left, strict=True):
+        np.testing.assert_array_equal(got, images.image(row)[y : y + 28, x : x + 28])
+
+
+def test_whole_images_are_zero_outside(images, store):
+    frames = store.frames(np.array([4, 3, 1]), 40, 61)
+    assert frames.shape == (3, 40, 61, 3)
+    for got, row in zip(frames.numpy(), (4, 3, 1), strict=True):
+        expected = np.zeros((40, 61, 3), dtype=np.uint8)
+        height, width = SIZES[row]
+        expected[:height, :width] = images.image(row)
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_resident_keeps_only_its_rows_in_any_order_and_in_chunks(images, monkeypatch):
+    monkeypatch.setattr(loader_module, "CHUNK_BYTES", 3000)  # smaller than some images: one chunk each
+    rows = np.array([3, 0, 4])
+    kept = transferred(ResidentPixels(images, rows, CPU))
+    held = sum(3 * SIZES[row][0] * SIZES[row][1] for row in rows)
+    assert held < len(kept.pixels) <= held + 3 * 33 * 61
+    got = kept.crops(rows, np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64), 20)
+    for crop, row in zip(got.numpy(), rows, strict=True):
+        np.testing.assert_array_equal(crop, images.image(row)[:20, :20])
+
+
+def test_crops_are_the_same_before_and_after_the_transfer(images, monkeypatch):
+    go = threading.Event()
+    monkeypatch.setattr(loader_module, "pack", lambda *args, **more: go.wait(60) and pack(*args, **more))
+    store, rows, zero = ResidentPixels(images, np.arange(5), CPU), np.array([3, 1]), np.zeros(2, dtype=np.int64)
+    assert not store.ready()
+    with monkeypatch.context() as patch:
+        patch.setattr(loader_module, "pack", pack)  # packing on the host does not wait
+        early = store.crops(rows, zero, zero, 20), store.frames(rows, 40, 61)
+    go.set()
+    assert transferred(store).ready()
+    for before, after in zip(early, (store.crops(rows, zero, zero, 20), store.frames(rows, 40, 61)), strict=True):
+        torch.testing.assert_close(before, after, rtol=0, atol=0)
+
+
+def test_an_error_of_the_transfer_is_raised(images, monkeypatch):
+    def fails(*args, **more):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(loader_module, "pack", fails)
+    store = ResidentPixels(images, np.arange(5), CPU)
+    store.transfer.exception(timeout=60)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        store.crops(np.array([0]), np.array([0]), np.array([0]), 20)
+
+
+def test_a_crop_beyond_the_buffer_is_an_error(images):
+    with pytest.raises(IndexError):
+        StreamedPixels(images, CPU).crops(np.array([4]), np.array([20]), np.array([0]), 28)
+
+
+def test_offsets_beyond_two_gigabytes(tmp_path):
+    """A sparse file of 5 GiB with one image at its end: needs no such space on the disk."""
+    size, side = 5 * 2**30, 8
+    path = tmp_path / "pixels"
+    with path.open("wb") as file:
+        file.truncate(size)
+        file.seek(size - 3 * side * side)
+        file.write(bytes(range(3 * side * side)))
+    pixels = np.memmap(path, dtype=np.uint8, mode="r")
+    sides = np.full(2, side, dtype=np.int32)
+    far = DecodedImages(pixels, np.array([0, size - 3 * side * side]), sides, sides)
+    got = StreamedPixels(far, CPU).crops(np.array([1, 0]), np.array([2, 0]), np.array([1, 0]), 6)
+    np.testing.assert_array_equal(got[0].numpy(), far.image(1)[2:8, 1:7])
+    assert got[0].any() and not got[1].any()
+
+
+def test_a_read_only_map_gives_no_warning(tmp_path, recwarn):
+    path = tmp_path / "pixels"
+    path.write_bytes(bytes(48))
+    pixels = np.memmap(path, dtype=np.uint8, mode="r")
+    StreamedPixels(DecodedImages(pixels, np.array([0]), np.array([4], np.int32), np.array([4], np.int32)), CPU)
+    assert not recwarn.list
+
+
+def test_pack_leaves_room_behind(images):
+    buffer, starts = pack(images, np.array([2, 0]), room=7)
+    assert starts.tolist() == [0, 3 * 28 * 28] and len(buffer) == 3 * (28 * 28 + 31 * 40) + 7
+    np.testing.assert_array_equal(buffer[:2352].numpy(), images.image(2).reshape(-1))
+
+
+# Prefetching.
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_results_come_in_order_and_none_is_lost(workers):
+    assert [made for (made,) in prefetch(lambda step: (step * 10,), range(3, 20), workers)] == list(range(30, 200, 10))
+    assert list(prefetch(lambda step: (step,), range(0), workers)) == []
+
+
+@pytest.mark.parametrize(("workers", "most"), [(0, 1), (2, 2)])
+def test_only_a_few_are_prefetched(workers, most):
+    made: list[int] = []
+
+    def make(step: int) -> tuple[int]:
+        made.append(step)
+        return (step,)
+
+    for (taken,) in prefetch(make, range(50), workers):
+        assert len(made) <= taken + 1 + most
+    assert sorted(made) == list(range(50))
+
+
+def test_an_error_in_a_thread_is_raised_by_next():
+    def make(step: int) -> tuple[int]:
+        if step == 3:
+            raise RuntimeError("the third")
+        return (step,)
+
+    batches = prefetch(make, range(10), workers=2)
+    assert [next(batches) for _ in range(3)] == [(0,), (1,), (2,)]
+    with pytest.raises(RuntimeError, match="the third"):
+        next(batches)
+
+
+def test_threads_end_when_the_iterator_is_closed_early():
+    before = threading.active_count()
+    batches = prefetch(lambda step: (step,), range(1000), workers=3)
+    next(batches)
+    assert threading.active_count() > before
+    batches.close()
+    assert threading.active_count() == before
+
+
+def test_every_thread_uses_one_torch_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        threads = [made for (made,) in prefetch(lambda step: (torch.get_num_threads(),), range(4), workers=2)]
+        assert threads == [1] * 4 and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 from layouts import class_folders, draw, write_csv
 
-from cclnet.data.sources import open_data
-from cclnet.data.sources import table_file as sheet
+from cclnet.data.sources import manifest, open_data
 from cclnet.errors import InputError
 
 ROWS = [["image", "label", "patient_id", "split", "age"], ["a.png", "x", "P1", "train", 30],
@@ -99,10 +98,10 @@ class TestColumns:
 
     def test_no_image_column_and_no_label_column(self, folder: Path) -> None:
         path = write_csv(folder / "labels.csv", [["photo", "label"], ["a.png", "x"]])
-        with pytest.raises(InputError, match=r"no column names the images\. .*--image-column.*photo, label"):
+        with pytest.raises(InputError, match=r"photo, label.*--image-column"):
             open_data(path)
         path = write_csv(folder / "labels.csv", [["image", "weight"], ["a.png", "60"]])
-        with pytest.raises(InputError, match=r"no column of labels, nor several of zeros and ones.*--label-column"):
+        with pytest.raises(InputError, match=r"label column.*zeros and ones.*--label-column"):
             open_data(path)
 
     def test_two_columns_that_may_be_the_label(self, folder: Path) -> None:
@@ -122,11 +121,11 @@ class TestColumns:
         with pytest.raises(InputError, match="the header has 2 columns, but line 3 has 3, line 4 has 1"):
             open_data(path)
 
-    def test_parts_that_are_none(self, folder: Path) -> None:
+    def test_unknown_split_names_are_refused(self, folder: Path) -> None:
         path = write_csv(
             folder / "labels.csv", [["image", "label", "split"], ["a.png", "x", "fold1"], ["b.png", "y", ""]]
         )
-        with pytest.raises(InputError, match=r"parts must be among train, .*; found \(empty\), fold1"):
+        with pytest.raises(InputError, match=r"splits must be among train, .*; found \(empty\), fold1"):
             open_data(path)
 
 
@@ -169,7 +168,7 @@ class TestLabels:
 
     def test_marks_that_are_neither(self, folder: Path) -> None:
         rows = [["image", "x", "y"], ["a.png", 1, -1], ["b.png", 0, 0.5]]
-        with pytest.raises(InputError, match=r"must hold 0 and 1, found y=-1, y=0\.5"):
+        with pytest.raises(InputError, match=r"0 and 1, found y=-1, y=0\.5"):
             open_data(write_csv(folder / "labels.csv", rows), label_column="x,y")
 
     @pytest.mark.parametrize("nothing", ["", "nan", "NaN", "<NA>", "null"])
@@ -206,7 +205,7 @@ class TestLabels:
         with pytest.raises(InputError, match=r"several rows that differ: a\.png"):
             open_data(path)
         path = write_csv(folder / "labels.csv", [*rows, ["./a.png", "y"]])
-        with pytest.raises(InputError, match=r"several rows mean the same file: .*a\.png"):
+        with pytest.raises(InputError, match=r"same file: .*a\.png"):
             open_data(path)
 
 
@@ -235,7 +234,7 @@ class TestFiles:
             "labels without an image: 1 (gone.png)",
             "images without a row in the table: 1 (c.png)",
         )
-        with pytest.raises(InputError, match=r"(?s)read strictly:.*gone\.png.*c\.png"):
+        with pytest.raises(InputError, match=r"(?s)strict:.*gone\.png.*c\.png"):
             open_data(path, strict=True)
 
     def test_images_in_another_folder(self, tmp_path: Path) -> None:
@@ -250,7 +249,7 @@ class TestFiles:
         draw(tmp_path / "secret.png")
         images(tmp_path / "data", "a.png", "in/b.png")
         rows = [["image", "label"], ["a.png", "x"], [name, "y"]]
-        with pytest.raises(InputError, match=r"images named outside the data folder .*secret\.png\. .*--image-folder"):
+        with pytest.raises(InputError, match=r"outside the data folder .*secret\.png\. .*--image-folder"):
             open_data(write_csv(tmp_path / "data" / "labels.csv", rows))
 
     def test_names_that_stay_inside_are_fine_however_written(self, tmp_path: Path) -> None:
@@ -284,7 +283,7 @@ class TestFiles:
     def test_another_encoding_is_named(self, folder: Path) -> None:
         path = folder / "labels.csv"
         path.write_bytes("image,label\na.png,bösartig\n".encode("latin-1"))
-        with pytest.raises(InputError, match=r"labels\.csv is not text in UTF-8"):
+        with pytest.raises(InputError, match=r"labels\.csv is not UTF-8"):
             open_data(path)
 
     def test_quotes_commas_and_line_ends(self, folder: Path) -> None:
@@ -298,8 +297,8 @@ class TestFiles:
         assert open_data(path).names == ["a.png", "b.png"]
 
     def test_a_table_too_large_is_refused(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sheet, "MAX_BYTES", 20)
-        with pytest.raises(InputError, match="a table of labels may have 20"):
+        monkeypatch.setattr(manifest, "MAX_BYTES", 20)
+        with pytest.raises(InputError, match="limit of 20 "):
             open_data(write_csv(folder / "labels.csv", ROWS))
 
     def test_a_cell_without_end_is_refused(self, folder: Path) -> None:
@@ -311,7 +310,7 @@ class TestFiles:
     def test_several_tables_in_a_folder(self, folder: Path) -> None:
         write_csv(folder / "one.csv", ROWS)
         write_csv(folder / "two.csv", ROWS)
-        with pytest.raises(InputError, match=r"several tables that fit: one\.csv, two\.csv\. Give the CSV"):
+        with pytest.raises(InputError, match=r"several tables that fit: one\.csv, two\.csv"):
             open_data(folder)
         with pytest.raises(InputError, match="no table that fits"):
             open_data(folder, image_column="photo")
@@ -357,7 +356,7 @@ class TestParquet:
 def test_class_folders_and_a_manifest_fit_both(tmp_path: Path) -> None:
     class_folders(tmp_path, {"a": 1, "b": 1})
     write_csv(tmp_path / "labels.csv", [["image", "label"], ["a/0.png", "x"], ["b/0.png", "y"]])
-    ways = r"2 ways: folder per class \(a, b\): source=folders; manifest \(labels\.csv\): source=manifest\. Say which"
+    ways = r"2 ways: folder per class \(a, b\): source=folders; manifest \(labels\.csv\): source=manifest"
     with pytest.raises(InputError, match=ways):
         open_data(tmp_path)
     assert open_data(tmp_path, source="folders").classes == ("a", "b")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cclnet.data.describe import describe
+from cclnet.data.audit import describe
 from cclnet.data.sources import open_data
 from cclnet.errors import InputError
 
@@ -26,16 +26,16 @@ SIZES = {"train": 6, "val": 3, "test": 4}
 def arrays(side: int = 28, channels: int = 3, classes: int = 7, multilabel: bool = False) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(0)
     made: dict[str, np.ndarray] = {}
-    for part, size in SIZES.items():
+    for split, size in SIZES.items():
         shape = (size, side, side, 3) if channels == 3 else (size, side, side)
-        made[f"{part}_images"] = generator.integers(0, 256, shape, dtype=np.uint8)
+        made[f"{split}_images"] = generator.integers(0, 256, shape, dtype=np.uint8)
         if multilabel:
-            made[f"{part}_labels"] = (
+            made[f"{split}_labels"] = (
                 np.eye(classes, dtype=np.uint8)[np.arange(size) % classes]
                 | np.eye(classes, dtype=np.uint8)[(np.arange(size) * 2) % classes]
             )
         else:
-            made[f"{part}_labels"] = (np.arange(size) % classes).astype(np.uint8)[:, None]
+            made[f"{split}_labels"] = (np.arange(size) % classes).astype(np.uint8)[:, None]
     return made
 
 
@@ -47,14 +47,14 @@ def write(path: Path, content: dict[str, Any], compressed: bool = True) -> Path:
 @pytest.mark.parametrize("compressed", [True, False])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("name", "side"), [("dermamnist", 28), ("dermamnist_64", 64), ("dermamnist_128", 128)])
-def test_all_parts_in_one_array(tmp_path: Path, name: str, side: int, channels: int, compressed: bool) -> None:
+def test_all_splits_in_one_array(tmp_path: Path, name: str, side: int, channels: int, compressed: bool) -> None:
     content = arrays(side, channels, classes=7)
     content["test_labels"][0] = 6
     table = open_data(write(tmp_path / f"{name}.npz", content, compressed))
     assert table.source == "MedMNIST"
     assert isinstance(table.images, np.ndarray)
-    np.testing.assert_array_equal(table.images, np.concatenate([content[f"{part}_images"] for part in SIZES]))
-    np.testing.assert_array_equal(table.labels, np.concatenate([content[f"{part}_labels"][:, 0] for part in SIZES]))
+    np.testing.assert_array_equal(table.images, np.concatenate([content[f"{split}_images"] for split in SIZES]))
+    np.testing.assert_array_equal(table.labels, np.concatenate([content[f"{split}_labels"][:, 0] for split in SIZES]))
     assert table.labels.dtype == np.int64
     assert table.splits is not None
     assert table.splits.tolist() == ["train"] * 6 + ["val"] * 3 + ["test"] * 4
@@ -69,7 +69,7 @@ def test_several_labels(tmp_path: Path) -> None:
     assert table.multilabel
     assert table.labels.dtype == np.uint8
     assert table.classes[:2] == ("atelectasis", "cardiomegaly")
-    kept = np.concatenate([content[f"{part}_labels"] for part in SIZES]).any(axis=0)
+    kept = np.concatenate([content[f"{split}_labels"] for split in SIZES]).any(axis=0)
     assert table.labels.shape == (13, kept.sum())
     assert table.problems[0].startswith(f"classes without an image, left out: {14 - kept.sum()} (")
 
@@ -80,7 +80,7 @@ def test_names_of_an_unknown_set_are_its_numbers(tmp_path: Path) -> None:
     assert open_data(write(tmp_path / "pneumoniamnist.npz", arrays(classes=3))).classes == ("0", "1", "2")
 
 
-def test_labels_of_one_dimension_and_a_missing_part(tmp_path: Path) -> None:
+def test_labels_of_one_dimension_and_a_missing_split(tmp_path: Path) -> None:
     content = {"train_images": np.zeros((4, 5, 6), np.uint8), "train_labels": np.array([0, 1, 1, 0])}
     table = open_data(write(tmp_path / "a.npz", content))
     assert table.labels.tolist() == [0, 1, 1, 0]
@@ -91,11 +91,11 @@ def test_labels_of_one_dimension_and_a_missing_part(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"train_images": np.zeros((6, 28, 28, 28), np.uint8)}, r"Volumes \(the 3D sets\) are not supported"),
-        ({"train_images": np.zeros((6, 28, 28, 3), np.float32)}, "train_images must be uint8 in C order, is float32"),
-        ({"train_images": np.zeros((6, 64, 64, 3), np.uint8)}, r"the same size in all parts.*\(6, 64, 64, 3\)"),
+        ({"train_images": np.zeros((6, 28, 28, 3), np.float32)}, "train_images must be uint8 in C order, got float32"),
+        ({"train_images": np.zeros((6, 64, 64, 3), np.uint8)}, r"the same size in all splits.*\(6, 64, 64, 3\)"),
         ({"train_labels": np.zeros((5, 1), np.uint8)}, "6 train_images but 5 train_labels"),
-        ({"train_labels": np.full((6, 1), -1)}, "class numbers from 0 on"),
-        ({"train_labels": np.full((6, 1), 0.5)}, "class numbers from 0 on"),
+        ({"train_labels": np.full((6, 1), -1)}, "class numbers from 0"),
+        ({"train_labels": np.full((6, 1), 0.5)}, "class numbers from 0"),
         ({"train_labels": np.full((6, 1), np.nan)}, "6 labels are not numbers"),
         ({"train_labels": np.array([{}] * 6, dtype=object)}, "cannot be read as .npz: Object arrays cannot be loaded"),
         ({"train_labels": np.zeros((6, 1), np.uint8), "val_labels": np.zeros((3, 1), np.uint8),
@@ -115,8 +115,8 @@ def test_labels_of_several_classes_must_be_marks(tmp_path: Path) -> None:
         open_data(write(tmp_path / "a.npz", content))
 
 
-def test_a_file_without_parts_a_cut_off_one_and_one_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"has no train_images, .* it holds x\.npy"):
+def test_a_file_without_splits_a_cut_off_one_and_one_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"expected train_images, .* found x\.npy"):
         open_data(write(tmp_path / "x.npz", {"x": np.zeros(3)}))
     whole = write(tmp_path / "cut.npz", arrays()).read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
@@ -131,7 +131,7 @@ def test_an_array_that_announces_more_than_it_holds_is_refused_before_memory_is_
     with zipfile.ZipFile(path, "w") as archive, archive.open("train_images.npy", "w") as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": (10**9, 1000, 1000, 3)}
         np.lib.format.write_array_header_1_0(file, header)
-    with pytest.raises(InputError, match="bytes where 3,000,000,000,000,000 are announced"):
+    with pytest.raises(InputError, match="3,000,000,000,000,000"):
         open_data(path)
 
 
@@ -171,11 +171,11 @@ class TestDownload:
 
     def test_a_wrong_checksum(self, package: dict[str, Any]) -> None:
         package["dermamnist"]["MD5_64"] = "1" * 32
-        with pytest.raises(InputError, match=r"dermamnist_64\.npz does not have the checksum it should have"):
+        with pytest.raises(InputError, match=r"dermamnist_64\.npz has a wrong checksum"):
             open_data("medmnist:dermamnist_64")
 
     def test_no_network(self, package: dict[str, Any]) -> None:
-        with pytest.raises(InputError, match=r"dermamnist\.npz could not be downloaded .*Is there a network\?"):
+        with pytest.raises(InputError, match=r"dermamnist\.npz could not be downloaded"):
             open_data("medmnist:dermamnist")
 
     def test_unknown_names_and_sizes(self, package: dict[str, Any]) -> None:

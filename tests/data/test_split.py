@@ -1,4 +1,4 @@
-"""Splits: no group on two sides, classes in ratio, the same again, and every refusal by name."""
+"""Splits: no divided group, class ratios kept, the seed alone decides, and every refusal names its cause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cclnet.data.split import groups_on_two_sides, leaks, make_split, read_split, stratify, write_split
+from cclnet.data.split import divided_groups, leaks, make_split, read_split, stratify, write_split
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 from cclnet.settings import SplitSettings
@@ -44,49 +44,49 @@ def lesions(counts=(1113, 670, 514, 115), seed=0) -> ImageTable:
     return table_of(labels, groups)
 
 
-def shares(table: ImageTable, parts, part: str):
-    return table.class_counts(np.flatnonzero(parts == part)) / table.class_counts()
+def shares(table: ImageTable, splits, name: str):
+    return table.class_counts(np.flatnonzero(splits == name)) / table.class_counts()
 
 
 @pytest.mark.parametrize("by", ["auto", "group"])
 @pytest.mark.parametrize("seed", range(3))
-def test_by_group_no_group_on_two_sides_and_ratios_kept(by, seed):
+def test_by_group_divides_no_group_and_keeps_ratios(by, seed):
     table = lesions()
-    parts = make_split(table, SplitSettings(by=by, val=0.2, test=0.13, calibration=0.07, seed=seed))
-    assert groups_on_two_sides(parts, table.groups) == {}
-    for part, wanted in {"train": 0.6, "val": 0.2, "test": 0.13, "calibration": 0.07}.items():
-        np.testing.assert_allclose(shares(table, parts, part), wanted, atol=0.02)
+    splits = make_split(table, SplitSettings(by=by, val=0.2, test=0.13, calibration=0.07, seed=seed))
+    assert divided_groups(splits, table.groups) == {}
+    for split, wanted in {"train": 0.6, "val": 0.2, "test": 0.13, "calibration": 0.07}.items():
+        np.testing.assert_allclose(shares(table, splits, split), wanted, atol=0.02)
 
 
 def test_by_class_gives_the_exact_share_of_every_class():
     table = table_of(np.repeat([0, 1, 2], [100, 50, 10]))
-    parts = make_split(table, SplitSettings(val=0.3, test=0.1))
-    assert table.class_counts(np.flatnonzero(parts == "val")).tolist() == [30, 15, 3]
-    assert table.class_counts(np.flatnonzero(parts == "test")).tolist() == [10, 5, 1]
+    splits = make_split(table, SplitSettings(val=0.3, test=0.1))
+    assert table.class_counts(np.flatnonzero(splits == "val")).tolist() == [30, 15, 3]
+    assert table.class_counts(np.flatnonzero(splits == "test")).tolist() == [10, 5, 1]
 
 
 def test_auto_goes_by_group_where_groups_are_known_and_class_ignores_them():
     table = lesions()
-    assert groups_on_two_sides(make_split(table), table.groups) == {}
-    assert len(groups_on_two_sides(make_split(table, SplitSettings(by="class")), table.groups)) > 100
+    assert divided_groups(make_split(table), table.groups) == {}
+    assert len(divided_groups(make_split(table, SplitSettings(by="class")), table.groups)) > 100
 
 
 def test_group_sizes_are_spread_evenly_too():
     table = lesions(counts=(3000, 3000))
-    parts = make_split(table)
+    splits = make_split(table)
     sizes = pd.Series(table.groups).map(pd.Series(table.groups).value_counts()).to_numpy()
-    assert sizes[parts == "val"].mean() == pytest.approx(sizes[parts == "train"].mean(), abs=0.05)
+    assert sizes[splits == "val"].mean() == pytest.approx(sizes[splits == "train"].mean(), abs=0.05)
 
 
 @pytest.mark.parametrize("by", ["class", "group"])
 def test_the_seed_decides_and_the_order_of_rows_does_not(by):
     table = lesions()
     chosen = SplitSettings(by=by, test=0.1, calibration=0.1, seed=4)
-    parts = make_split(table, chosen)
-    assert (make_split(table, chosen) == parts).all()
-    assert (make_split(table, replace(chosen, seed=5)) != parts).any()
+    splits = make_split(table, chosen)
+    assert (make_split(table, chosen) == splits).all()
+    assert (make_split(table, replace(chosen, seed=5)) != splits).any()
     order = np.random.default_rng(0).permutation(len(table))
-    assert (make_split(table.select(order), chosen) == parts[order]).all()
+    assert (make_split(table.select(order), chosen) == splits[order]).all()
 
 
 def test_calibration_comes_out_of_train_and_val_does_not_change_test():
@@ -94,8 +94,8 @@ def test_calibration_comes_out_of_train_and_val_does_not_change_test():
     plain = make_split(table, SplitSettings(test=0.1))
     with_calibration = make_split(table, SplitSettings(test=0.1, calibration=0.1))
     assert (plain[with_calibration == "calibration"] == "train").all()
-    for part in ("val", "test"):
-        assert ((plain == part) == (with_calibration == part)).all()
+    for split in ("val", "test"):
+        assert ((plain == split) == (with_calibration == split)).all()
     assert ((make_split(table, SplitSettings(test=0.1, val=0.4)) == "test") == (plain == "test")).all()
 
 
@@ -104,32 +104,32 @@ def test_folds_hold_every_image_out_once(by):
     table = lesions()
     held_out = np.zeros(len(table), dtype=int)
     for fold in range(4):
-        parts = make_split(table, SplitSettings(by=by, folds=4, fold=fold, test=0.1, calibration=0.1))
-        held_out += parts == "val"
-        np.testing.assert_allclose(shares(table, parts, "val"), 0.225, atol=0.02)
+        splits = make_split(table, SplitSettings(by=by, folds=4, fold=fold, test=0.1, calibration=0.1))
+        held_out += splits == "val"
+        np.testing.assert_allclose(shares(table, splits, "val"), 0.225, atol=0.02)
         if by == "group":
-            assert groups_on_two_sides(parts, table.groups) == {}
-    assert (held_out == (parts != "test")).all()
+            assert divided_groups(splits, table.groups) == {}
+    assert (held_out == (splits != "test")).all()
 
 
-def test_no_held_out_part_at_all():
+def test_no_held_out_split():
     assert (make_split(lesions(), SplitSettings(val=0)) == "train").all()
 
 
 def test_images_without_a_group_stand_alone():
     table = table_of([0] * 10 + [1] * 10, ["a"] * 3 + [""] * 17)
-    parts = make_split(table, SplitSettings(val=0.5))
-    assert len(set(parts[:3])) == 1
-    assert (parts[10:] == "val").sum() == 5
-    assert groups_on_two_sides(parts, table.groups) == {}
+    splits = make_split(table, SplitSettings(val=0.5))
+    assert len(set(splits[:3])) == 1
+    assert (splits[10:] == "val").sum() == 5
+    assert divided_groups(splits, table.groups) == {}
 
 
-def test_every_part_gets_every_class_when_there_are_units_enough():
+def test_every_split_gets_every_class_when_there_are_enough_units():
     table = table_of(np.repeat([0, 1, 2], [1000, 3, 2]))
     for seed in range(5):
-        parts = make_split(table, SplitSettings(val=0.01, seed=seed))
-        assert (table.class_counts(np.flatnonzero(parts == "val")) >= 1).all()
-        assert (table.class_counts(np.flatnonzero(parts == "train")) >= 1).all()
+        splits = make_split(table, SplitSettings(val=0.01, seed=seed))
+        assert (table.class_counts(np.flatnonzero(splits == "val")) >= 1).all()
+        assert (table.class_counts(np.flatnonzero(splits == "train")) >= 1).all()
 
 
 def test_several_labels_at_once_keep_their_ratios():
@@ -137,11 +137,11 @@ def test_several_labels_at_once_keep_their_ratios():
     labels = (generator.random((4000, 5)) < [0.5, 0.2, 0.1, 0.03, 0.01]).astype(np.uint8)
     for groups in (None, [f"patient {i}" for i in generator.integers(0, 900, 4000)]):
         table = table_of(labels, groups)
-        parts = make_split(table, SplitSettings(val=0.25))
-        stray = np.abs(shares(table, parts, "val") - 0.25)
+        splits = make_split(table, SplitSettings(val=0.25))
+        stray = np.abs(shares(table, splits, "val") - 0.25)
         assert (stray <= np.maximum(0.02, 1.01 / table.class_counts())).all()  # two points, or one image
-        assert (parts == "val").mean() == pytest.approx(0.25, abs=0.01)
-        assert groups is None or groups_on_two_sides(parts, table.groups) == {}
+        assert (splits == "val").mean() == pytest.approx(0.25, abs=0.01)
+        assert groups is None or divided_groups(splits, table.groups) == {}
 
 
 @settings(deadline=None, max_examples=60)
@@ -150,19 +150,19 @@ def test_several_labels_at_once_keep_their_ratios():
     folds=st.integers(2, 5),
     seed=st.integers(0, 99),
 )
-def test_every_unit_goes_to_one_part_and_no_part_strays_by_more_than_the_heaviest_units(counts, folds, seed):
+def test_every_unit_is_assigned_and_deviations_are_bounded_by_the_largest_units(counts, folds, seed):
     counts = np.array(counts)
-    part = stratify(counts, np.full(folds, 1 / folds), np.random.default_rng(seed))
-    assert ((part >= 0) & (part < folds)).all()
+    subset = stratify(counts, np.full(folds, 1 / folds), np.random.default_rng(seed))
+    assert ((subset >= 0) & (subset < folds)).all()
     totals = counts.sum(axis=0)
     for p in range(folds):
-        stray = np.abs(counts[part == p].sum(axis=0) - totals / folds)
+        stray = np.abs(counts[subset == p].sum(axis=0) - totals / folds)
         assert (stray <= 4 * counts.max(axis=0, initial=0) + 1e-9).all()
 
 
 def test_patients_with_several_diagnoses_leave_no_class_without_training():
     """A unit that fills one class's gap may be the last of another where it lies: that one stays."""
-    looked_at = 0
+    checked = 0
     for seed in range(400):
         rng = np.random.default_rng(seed)
         counts = np.zeros((rng.integers(6, 25), rng.integers(3, 6)), np.int64)
@@ -170,50 +170,50 @@ def test_patients_with_several_diagnoses_leave_no_class_without_training():
             unit[rng.choice(len(unit), rng.integers(1, 3), replace=False)] = rng.integers(1, 6)
         if ((counts > 0).sum(axis=0) < 2).any():
             continue
-        looked_at += 1
-        part = stratify(counts, [0.8, 0.2], np.random.default_rng(seed))
-        assert (counts[part == 0] > 0).any(axis=0).all(), seed
-    assert looked_at > 200
+        checked += 1
+        subset = stratify(counts, [0.8, 0.2], np.random.default_rng(seed))
+        assert (counts[subset == 0] > 0).any(axis=0).all(), seed
+    assert checked > 200
 
 
-# Parts that come with the data.
+# Splits that come with the data.
 
 
-def test_parts_are_taken_as_given():
-    given_parts = ["train"] * 6 + ["test"] * 4
-    table = table_of([0, 1] * 5, splits=given_parts)
-    assert make_split(table).tolist() == given_parts
+def test_given_splits_are_kept():
+    given_splits = ["train"] * 6 + ["test"] * 4
+    table = table_of([0, 1] * 5, splits=given_splits)
+    assert make_split(table).tolist() == given_splits
 
 
-def test_parts_that_only_say_train_are_no_split():
+def test_a_given_train_split_alone_is_no_split():
     assert (make_split(table_of([0] * 10, splits=["train"] * 10)) == "val").sum() == 2
 
 
-def test_calibration_is_taken_from_a_given_train_part():
+def test_calibration_is_taken_from_a_given_train_split():
     table = table_of([0, 1] * 20, splits=["train"] * 30 + ["val"] * 10)
-    parts = make_split(table, SplitSettings(calibration=0.1))
-    assert (parts[:30] == "calibration").sum() == 4
-    assert (parts[30:] == "val").all()
+    splits = make_split(table, SplitSettings(calibration=0.1))
+    assert (splits[:30] == "calibration").sum() == 4
+    assert (splits[30:] == "val").all()
 
 
-def test_a_given_test_part_stays_when_the_rest_is_drawn():
+def test_a_given_test_split_is_kept_when_the_rest_is_split():
     table = table_of([0, 1] * 20, splits=["train"] * 20 + ["val"] * 10 + ["test"] * 10)
-    parts = make_split(table, SplitSettings(by="class", val=0.2))
-    assert (parts[30:] == "test").all()
-    assert (parts[:30] == "val").sum() == 6
+    splits = make_split(table, SplitSettings(by="class", val=0.2))
+    assert (splits[30:] == "test").all()
+    assert (splits[:30] == "val").sum() == 6
 
 
-def test_given_parts_with_a_group_on_two_sides_are_refused_unless_told():
+def test_given_splits_that_divide_a_group_are_refused_unless_allowed():
     table = table_of([0, 1] * 5, groups=list("abcdefghia"), splits=["train"] * 5 + ["val"] * 5)
-    with pytest.raises(InputError, match=r"1 groups on two sides: a \(train and val\).*20.0% of the val images"):
+    with pytest.raises(InputError, match=r"1 groups .*: a \(train and val\).*20.0% of the val images"):
         make_split(table)
     assert (make_split(table, SplitSettings(allow_leaks=True)) == table.splits).all()
-    assert groups_on_two_sides(make_split(table, SplitSettings(by="group", val=0.4)), table.groups) == {}
+    assert divided_groups(make_split(table, SplitSettings(by="group", val=0.4)), table.groups) == {}
 
 
-def test_a_given_test_part_that_shares_groups_is_refused():
+def test_a_given_test_split_that_shares_groups_is_refused():
     table = table_of([0] * 10, groups=list("aabbccddea"), splits=["train"] * 8 + ["test"] * 2)
-    with pytest.raises(InputError, match="the test part that comes with the made-up set has 1 groups on two sides"):
+    with pytest.raises(InputError, match="test split that comes with the made-up set has 1 groups"):
         make_split(table, SplitSettings(by="group"))
 
 
@@ -222,23 +222,23 @@ def test_a_given_test_part_that_shares_groups_is_refused():
 
 def test_a_split_is_written_and_accepted_back(tmp_path):
     table = lesions()
-    parts = make_split(table, SplitSettings(test=0.1))
-    write_split(tmp_path / "split.csv", table, parts)
+    splits = make_split(table, SplitSettings(test=0.1))
+    write_split(tmp_path / "split.csv", table, splits)
     rows = pd.read_csv(tmp_path / "split.csv")
     assert list(rows.columns) == ["image", "split", "group", "label"]
     assert rows["label"][0] == "A"
     order = np.random.default_rng(0).permutation(len(table))
-    assert (read_split(tmp_path / "split.csv", table.select(order)) == parts[order]).all()
+    assert (read_split(tmp_path / "split.csv", table.select(order)) == splits[order]).all()
     from_file = make_split(table, SplitSettings(file=str(tmp_path / "split.csv"), seed=99))
-    assert (from_file == parts).all()
+    assert (from_file == splits).all()
 
 
 def test_names_of_any_kind_survive_the_file(tmp_path):
     names = ["007", "NA", "ünï, çödé", 'say "x"', "1e5", " spaced "]
     table = replace(table_of([[1, 0], [0, 1], [1, 1], [0, 0], [1, 0], [0, 1]]), names=names)
-    parts = np.array(["train", "val", "test", "train", "calibration", "val"])
-    write_split(tmp_path / "split.csv", table, parts)
-    assert (read_split(tmp_path / "split.csv", table) == parts).all()
+    splits = np.array(["train", "val", "test", "train", "calibration", "val"])
+    write_split(tmp_path / "split.csv", table, splits)
+    assert (read_split(tmp_path / "split.csv", table) == splits).all()
     labels = pd.read_csv(tmp_path / "split.csv", keep_default_na=False)["label"].tolist()
     assert labels == ["A", "B", "A|B", "", "A", "B"]
 
@@ -253,7 +253,7 @@ def test_a_file_that_does_not_fit_names_all_that_is_wrong(tmp_path):
         "6 images of the data are not in the file: image 00002, image 00003",
         "1 images in the file are not in the data: elsewhere",
         "1 images are in the file more than once: image 00000",
-        "1 parts are none of train, calibration, val, test: 'dev'",
+        "1 split names are none of train, calibration, val, test: 'dev'",
     ):
         assert expected in str(error.value)
 
@@ -272,14 +272,14 @@ def test_a_file_that_cannot_be_read(tmp_path, content):
         read_split(tmp_path / "split.csv", table_of([0]))
 
 
-def test_a_file_with_leaks_is_refused_unless_told(tmp_path):
+def test_a_file_with_leaks_is_refused_unless_allowed(tmp_path):
     table = lesions()
-    parts = make_split(table, SplitSettings(by="class"))
-    write_split(tmp_path / "split.csv", table, parts)
+    splits = make_split(table, SplitSettings(by="class"))
+    write_split(tmp_path / "split.csv", table, splits)
     from_file = SplitSettings(file=str(tmp_path / "split.csv"))
-    with pytest.raises(InputError, match=r"the split in .*split\.csv has \d+ groups on two sides.* and \d+ more"):
+    with pytest.raises(InputError, match=r"split\.csv has \d+ groups .* and \d+ more"):
         make_split(table, from_file)
-    assert (make_split(table, replace(from_file, allow_leaks=True)) == parts).all()
+    assert (make_split(table, replace(from_file, allow_leaks=True)) == splits).all()
 
 
 # Refusals.
@@ -309,24 +309,24 @@ def test_settings_that_cannot_be(chosen, message):
         (table_of([0, 0, 1]), {}, r"at least 2 images of every class. Too few images: B \(1\)"),
         (table_of([0, 0, 1, 1], list("abcc")), {}, r"at least 2 groups of every class. Too few groups: B \(1\)"),
         (table_of([0] * 9 + [1] * 4 + [2] * 3), {"folds": 5}, r"5 folds need .* B \(4\), C \(3\)"),
-        (table_of([0] * 9), {"by": "group"}, "made-up set names no groups"),
-        (table_of([0] * 9), {"by": "given"}, "made-up set has no parts"),
-        (table_of([0] * 4, splits=["train", "train", "test", "test"]), {"folds": 2}, "comes with parts"),
-        (table_of([0] * 4, splits=["train", "train", "test", "test"]), {"test": 0.2}, "comes with parts"),
+        (table_of([0] * 9), {"by": "group"}, "made-up set has no groups"),
+        (table_of([0] * 9), {"by": "given"}, "made-up set has no splits"),
+        (table_of([0] * 4, splits=["train", "train", "test", "test"]), {"folds": 2}, "comes with splits"),
+        (table_of([0] * 4, splits=["train", "train", "test", "test"]), {"test": 0.2}, "comes with splits"),
         (
             table_of([0] * 4, splits=["train", "train", "test", "test"]),
             {"by": "class", "test": 0.2},
-            "has a test part already",
+            "already has a test split",
         ),
         (
             table_of([0] * 4, splits=["train", "train", "calibration", "test"]),
             {"calibration": 0.2},
-            "has a calibration part already",
+            "already has a calibration split",
         ),
         (
             table_of([0] * 4, splits=["train", "test", "test", "test"]),
             {"calibration": 0.5},
-            "1 images are left to train on, too few to take 2 for calibration",
+            "calibration needs 2 images, but only 1 are left",
         ),
     ],
 )
@@ -338,16 +338,16 @@ def test_tables_that_cannot_be_split_so(table, chosen, message):
 # Leaks.
 
 
-def test_leaks_by_part_and_class():
-    parts = np.array(["train", "train", "val", "val", "val", "test", "calibration"])
+def test_leaks_by_split_and_class():
+    splits = np.array(["train", "train", "val", "val", "val", "test", "calibration"])
     groups = np.array(["a", "", "a", "b", "", "c", "a"])
-    found = leaks(parts, groups, np.array([0, 1, 0, 0, 1, 1, 1]), ("x", "y")).set_index(["split", "class"])
+    found = leaks(splits, groups, np.array([0, 1, 0, 0, 1, 1, 1]), ("x", "y")).set_index(["split", "class"])
     assert found.loc[("val", "")].tolist() == [3, 1, pytest.approx(1 / 3)]
     assert found.loc[("val", "x")].tolist() == [2, 1, 0.5]
     assert found.loc[("test", "")].tolist() == [1, 0, 0]
     assert found.loc[("calibration", "y"), "share"] == 1
     assert np.isnan(found.loc[("test", "x"), "share"])
-    several = leaks(parts, groups, np.eye(2, dtype=np.uint8)[[0, 1, 0, 0, 1, 1, 1]], ("x", "y"))
+    several = leaks(splits, groups, np.eye(2, dtype=np.uint8)[[0, 1, 0, 0, 1, 1, 1]], ("x", "y"))
     pd.testing.assert_frame_equal(several.set_index(["split", "class"]), found)
 
 
@@ -365,10 +365,10 @@ def isic2018() -> ImageTable:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_isic2018_by_lesion_every_class_within_two_points(isic2018, seed):
-    parts = make_split(isic2018, SplitSettings(val=0.2, seed=seed))
-    assert groups_on_two_sides(parts, isic2018.groups) == {}
-    assert leaks(parts, isic2018.groups)["shared"].sum() == 0
-    np.testing.assert_allclose(shares(isic2018, parts, "val"), 0.2, atol=0.02)
+    splits = make_split(isic2018, SplitSettings(val=0.2, seed=seed))
+    assert divided_groups(splits, isic2018.groups) == {}
+    assert leaks(splits, isic2018.groups)["shared"].sum() == 0
+    np.testing.assert_allclose(shares(isic2018, splits, "val"), 0.2, atol=0.02)
 
 
 def test_isic2018_by_class_leaks_lesions(isic2018):

@@ -1,4 +1,4 @@
-"""The drawn set against its own truth: exact counts and bytes, and a similarity that the pixels show."""
+"""The synthetic set: exact counts and bytes, and a known similarity that is visible in the pixels."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from cclnet.data.synthetic import (
     SOURCE,
     SyntheticSettings,
     class_names,
-    class_places,
-    planted_similarity,
+    class_positions,
+    known_similarity,
     synthetic,
 )
-from cclnet.data.synthetic.drawing import AXES
+from cclnet.data.synthetic.rendering import AXES
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 
@@ -84,7 +84,7 @@ def centroid_similarity(features: npt.NDArray[np.float64], labels: npt.NDArray[n
 
 
 @pytest.fixture(scope="module")
-def drawn():
+def sets():
     """The same classes with little and with much overlap, one photograph a lesion, and their statistics."""
     tables = [synthetic(SyntheticSettings(images=840, overlap=o, images_per_group=1)) for o in ("little", "much")]
     return [(table, statistics(table.images)) for table in tables]
@@ -112,12 +112,12 @@ class TestImages:
         assert digest(first) == digest(again)
         assert first.names == again.names and (first.groups == again.groups).all()
 
-    def test_another_seed_draws_others_around_the_same_places(self) -> None:
+    def test_another_seed_gives_other_lesions_around_the_same_positions(self) -> None:
         one, other = (synthetic(SyntheticSettings(images=350, size=16, seed=seed)) for seed in (0, 1))
         assert not (one.images == other.images).all(axis=(1, 2, 3)).any()
         for table in (one, other):
             means = table.extra.groupby(table.labels).mean().to_numpy()
-            np.testing.assert_allclose(means, class_places(7), atol=0.05)
+            np.testing.assert_allclose(means, class_positions(7), atol=0.05)
 
     def test_an_image_does_not_depend_on_how_many_others_are_drawn(self) -> None:
         def by_name(**changes):
@@ -198,31 +198,31 @@ class TestGroups:
         assert len(set(table.groups)) == 70
 
 
-class TestPlantedSimilarity:
+class TestKnownSimilarity:
     @pytest.mark.parametrize("classes", [2, 7, 50, 100])
     def test_is_symmetric_with_the_class_itself_the_most_similar(self, classes: int) -> None:
-        similarity = planted_similarity(classes)
+        similarity = known_similarity(classes)
         assert similarity.shape == (classes, classes) and similarity.dtype == np.float64
         np.testing.assert_array_equal(similarity, similarity.T)
         np.testing.assert_array_equal(similarity.diagonal(), 1)
         off_diagonal = similarity[~np.eye(classes, dtype=bool)]
         assert off_diagonal.min() > 0 and off_diagonal.max() < 0.99
 
-    def test_falls_with_the_distance_of_the_places(self) -> None:
-        places = class_places(20)
+    def test_falls_with_the_distance_of_the_positions(self) -> None:
+        positions = class_positions(20)
         pairs = np.triu_indices(20, 1)
-        distance = np.linalg.norm(places[pairs[0]] - places[pairs[1]], axis=1)
-        assert spearmanr(planted_similarity(20)[pairs], distance).statistic == pytest.approx(-1)
+        distance = np.linalg.norm(positions[pairs[0]] - positions[pairs[1]], axis=1)
+        assert spearmanr(known_similarity(20)[pairs], distance).statistic == pytest.approx(-1)
 
-    def test_a_class_keeps_its_place_when_classes_are_added(self) -> None:
-        np.testing.assert_array_equal(planted_similarity(30)[:7, :7], planted_similarity(7))
+    def test_does_not_change_when_classes_are_added(self) -> None:
+        np.testing.assert_array_equal(known_similarity(30)[:7, :7], known_similarity(7))
 
     def test_has_close_and_far_pairs(self) -> None:
-        pairs = planted_similarity(7)[SEVEN]
+        pairs = known_similarity(7)[SEVEN]
         assert np.sum(pairs > 0.6) >= 3 and np.sum(pairs < 0.1) >= 4 and np.sum((pairs > 0.15) & (pairs < 0.5)) >= 6
         assert len(set(pairs.round(4))) == 21  # no ties, every rank is defined
 
-    def test_follows_neither_rarity_nor_the_order_of_the_classes(self) -> None:
+    def test_is_uncorrelated_with_class_frequency_and_class_order(self) -> None:
         """Rarity of a pair: −(log n_i + log n_j); also the rarer and the commoner of the two, and how unequal."""
         log = np.log(ISIC2018_COUNTS)
         order = np.arange(7)
@@ -234,41 +234,41 @@ class TestPlantedSimilarity:
             "apart in order": np.abs(np.subtract.outer(order, order)),
             "late in order": np.add.outer(order, order),
         }
-        planted = planted_similarity(7)[SEVEN]
-        found = {name: spearmanr(planted, other[SEVEN]).statistic for name, other in others.items()}
+        known = known_similarity(7)[SEVEN]
+        found = {name: spearmanr(known, other[SEVEN]).statistic for name, other in others.items()}
         assert max(map(abs, found.values())) < 0.15, found
         assert abs(found["rarity"]) < 0.05
 
-    def test_is_in_the_pixels(self, drawn) -> None:
-        for table, features in drawn:
+    def test_is_in_the_pixels(self, sets) -> None:
+        for table, features in sets:
             seen = centroid_similarity(features, table.labels)[SEVEN]
-            assert spearmanr(seen, planted_similarity(7)[SEVEN]).statistic >= 0.9
+            assert spearmanr(seen, known_similarity(7)[SEVEN]).statistic >= 0.9
 
-    def test_every_axis_is_in_the_pixels(self, drawn) -> None:
-        table, features = drawn[1]
+    def test_every_axis_is_in_the_pixels(self, sets) -> None:
+        table, features = sets[1]
         design = np.column_stack([features, np.ones(len(features))])
         half = len(table) // 2
         rows = np.random.default_rng(0).permutation(len(table))
         fit, check = rows[:half], rows[half:]
-        looks = table.extra.to_numpy()
-        weights = np.linalg.lstsq(design[fit], looks[fit], rcond=None)[0]
+        appearance = table.extra.to_numpy()
+        weights = np.linalg.lstsq(design[fit], appearance[fit], rcond=None)[0]
         guessed = design[check] @ weights
-        seen = {axis: np.corrcoef(guessed[:, i], looks[check, i])[0, 1] for i, axis in enumerate(AXES)}
+        seen = {axis: np.corrcoef(guessed[:, i], appearance[check, i])[0, 1] for i, axis in enumerate(AXES)}
         assert min(seen.values()) > 0.75, seen
 
 
 class TestOverlap:
-    def test_more_overlap_is_harder_to_tell_apart(self, drawn) -> None:
-        scores = [cross_val_score(LinearDiscriminantAnalysis(), x, t.labels, cv=4).mean() for t, x in drawn]
+    def test_more_overlap_is_harder_to_tell_apart(self, sets) -> None:
+        scores = [cross_val_score(LinearDiscriminantAnalysis(), x, t.labels, cv=4).mean() for t, x in sets]
         assert 0.85 < scores[0] < 0.97
         assert 0.55 < scores[1] < 0.80
 
-    def test_spread_is_the_standard_deviation_around_the_place(self) -> None:
+    def test_spread_is_the_standard_deviation_around_the_position(self) -> None:
         spreads = []
         for overlap in (0, 0.03, "little", "much", 0.4):
             wanted = SyntheticSettings(images=210, size=16, overlap=overlap, images_per_group=1)
             table = synthetic(wanted)
-            off = table.extra.to_numpy() - class_places(7)[table.labels]
+            off = table.extra.to_numpy() - class_positions(7)[table.labels]
             spreads.append(np.sqrt(np.mean(off**2)))
             # The ends of the axes, 0 and 1, cut the widest off.
             assert spreads[-1] == pytest.approx(wanted.spread, rel=0.06 if wanted.spread < 0.1 else 0.4, abs=1e-6)
@@ -282,17 +282,17 @@ def test_names_beyond_the_alphabet_stay_unique() -> None:
 
 class TestErrors:
     @pytest.mark.parametrize(
-        ("changes", "told"),
+        ("changes", "message"),
         [
-            ({"classes": 1}, "classes must be a whole number from 2 to 100, got 1"),
+            ({"classes": 1}, "classes must be an integer from 2 to 100, got 1"),
             ({"classes": 101}, "from 2 to 100, got 101"),
-            ({"images": 0}, "images must be a whole number of 1 or more, got 0"),
+            ({"images": 0}, "images must be an integer of 1 or more, got 0"),
             ({"images": 10.5}, "got 10.5"),
             ({"images": True}, "got True"),
-            ({"size": 8}, "size must be a whole number from 16 to 512, got 8"),
+            ({"size": 8}, "size must be an integer from 16 to 512, got 8"),
             ({"size": 1024}, "from 16 to 512, got 1024"),
-            ({"images_per_group": 0}, "images_per_group must be a whole number from 1 to 100, got 0"),
-            ({"seed": -1}, "seed must be a whole number from 0 to 4294967295, got -1"),
+            ({"images_per_group": 0}, "images_per_group must be an integer from 1 to 100, got 0"),
+            ({"seed": -1}, "seed must be an integer from 0 to 4294967295, got -1"),
             ({"overlap": "litle"}, "unknown overlap 'litle'; did you mean 'little'"),
             ({"overlap": -0.1}, "overlap must be little, much or a number from 0 to 1, got -0.1"),
             ({"overlap": float("nan")}, "got nan"),
@@ -309,8 +309,8 @@ class TestErrors:
             ({"images": 30, "imbalance": "isic2018"}, "30 images leave class F without any"),
         ],
     )
-    def test_settings_that_cannot_be_drawn(self, changes, told) -> None:
-        with pytest.raises(InputError, match=told):
+    def test_invalid_settings(self, changes, message) -> None:
+        with pytest.raises(InputError, match=message):
             SyntheticSettings(**changes)
 
     def test_all_broken_settings_are_named_at_once(self) -> None:
@@ -319,5 +319,5 @@ class TestErrors:
 
     @pytest.mark.parametrize("classes", [1, 101, 2.5])
     def test_similarity_of_too_few_or_too_many_classes(self, classes: int) -> None:
-        with pytest.raises(InputError, match="num_classes must be a whole number from 2 to 100"):
-            planted_similarity(classes)
+        with pytest.raises(InputError, match="num_classes must be an integer from 2 to 100"):
+            known_similarity(classes)

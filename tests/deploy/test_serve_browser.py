@@ -121,7 +121,7 @@ def test_a_text_file_is_refused_kindly_and_the_next_image_works(browser: Browser
         give(page, b"What is this?", "notes.txt", "text/plain")
         page.wait_for_selector("#trouble:not([hidden])")
         told = page.inner_text("[role=alert]")
-        assert "There is no answer for notes.txt." in told and "not an image in a format that is known here" in told
+        assert "There is no answer for notes.txt." in told and "not an image in a supported format" in told
         assert page.is_hidden("#result")
         give(page, image_bytes())
         page.wait_for_selector("#result:not([hidden])")

@@ -42,7 +42,7 @@ def test_data_that_has_moved_is_found_where_it_is_said_to_be(folder: Path) -> No
     assert thumbnails([name], {"data": "gone"}, data=str(folder))[0]
     pictures, note = thumbnails([name], {"data": "gone"})
     assert pictures == {} and note == (
-        "The pictures are left out, because the data cannot be opened here: there is nothing at gone."
+        "The pictures are left out, because the data cannot be opened here: gone does not exist."
     )
 
 

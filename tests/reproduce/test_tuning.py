@@ -9,7 +9,7 @@ from made import RECIPES
 
 from cclnet.data.cache import decode
 from cclnet.data.sources import open_data
-from cclnet.data.split import groups_on_two_sides, make_split
+from cclnet.data.split import divided_groups, make_split
 from cclnet.reproduce.experiments import read_recipes, write_tuning_data
 from cclnet.settings import SplitSettings
 
@@ -23,7 +23,7 @@ def test_the_slice_holds_nothing_of_what_is_reported(tmp_path: Path) -> None:
     reported = make_split(table, SplitSettings(by="class", val=0.2, seed=0)) == "val"
     names = [Path(name).stem for name in made.names]
     assert set(names) == {name for name, held in zip(table.names, reported, strict=True) if not held}
-    assert made.groups is not None and not groups_on_two_sides(parts, made.groups)
+    assert made.groups is not None and not divided_groups(parts, made.groups)
     assert 0.1 < (parts == "val").mean() < 0.3 and set(made.labels[parts == "val"]) == set(range(7))
     place = {name: row for row, name in enumerate(table.names)}
     pixels = decode(made, 20, cache_dir=tmp_path / "cache", progress=False)

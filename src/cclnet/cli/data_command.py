@@ -19,7 +19,7 @@ Data = Annotated[str, typer.Argument(help="Folder, CSV, Parquet, .npz, medmnist:
 @with_settings(DataOptions)
 def show(data: Data, **options: Any) -> None:
     """Show how DATA is read and what it contains: classes, groups, splits, sizes, problems."""
-    from cclnet.data.describe import describe
+    from cclnet.data.audit import describe
     from cclnet.data.sources import open_data
 
     Console().print(describe(open_data(data, **options)), highlight=False)

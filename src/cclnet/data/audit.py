@@ -1,9 +1,17 @@
-"""What is wrong with a data set: broken files, duplicates, leaks, conflicts, and classes or images out of line."""
+"""Inspect a data set: what it contains (``data show``) and what is wrong with it (``data audit``).
+
+The audit finds unreadable files, duplicates, groups divided between splits, label conflicts, small classes, blank
+images and unusual sizes. Duplicates are found by a perceptual hash: the signs of the 16 x 16 lowest frequencies of the
+image, which survive another compression, size, brightness or contrast. It has 256 bits, not the usual 64, because
+medical images of one kind share their coarse layout: with 64 bits ten thousand skin lesions give thousands of
+unrelated pairs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,115 +21,177 @@ import numpy.typing as npt
 import pandas as pd
 from PIL import Image
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 from rich.text import Text
 from scipy.fft import dctn
 
 from cclnet.data.cache import DecodedImages, decode_readable
-from cclnet.data.image_io import UnreadableImage, image_size
-from cclnet.data.parallel import available_cores, counting_images, spread
-from cclnet.data.split import Parts, leaks, make_split
+from cclnet.data.image_io import UnreadableImage, brightest_16_bit, image_size
+from cclnet.data.parallel import available_cores, counting_images, process_chunks
+from cclnet.data.sources.source import listed
+from cclnet.data.split import SplitNames, leaks, make_split
 from cclnet.data.table import SPLITS, ImageTable
 from cclnet.errors import InputError
 from cclnet.files import write_whole
 from cclnet.settings import SplitSettings
 
-# Images that are the same, or nearly: by a perceptual hash, over all pairs.
-#
-# The hash is the sign of the 16 x 16 lowest frequencies of the image, which survive another compression, size,
-# brightness or contrast. 256 bits, not the usual 64: medical images of one kind share their coarse layout, and with 64
-# bits ten thousand skin lesions give thousands of pairs that have nothing in common.
-
-
 Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.intp]
+Finding = tuple[str, str, str, str]  # finding, image, other image, detail
 
+SAMPLE = 2000  # headers that `describe` reads at most, evenly over the set
+SMALL_CLASS = 10  # a class with fewer images is reported
 BITS = 256
 NEAR = 24  # bits in which near duplicates may differ; unrelated images differ in about 128
-BLANK = 2  # an image whose grey levels span no more than this shows nothing, and its hash is noise
+BLANK = 2  # an image whose grey levels span no more than this is blank, and its hash is noise
 _BANDS = NEAR + 1
+# A size is unusual when area or aspect ratio is off the median by this factor and by more than three standard
+# deviations (estimated from the median deviation, because sets from several cameras have several usual sizes).
+_AREA_FACTOR = 4.0
+_RATIO_FACTOR = 1.5
+
+# Ordered by how much harm a finding does.
+ADVICE = {
+    "unreadable": "Replace or remove these files; training refuses them.",
+    "exact duplicate across splits and classes": "Keep one, with the right label.",
+    "exact duplicate across splits": "Keep one: the held-out copy was seen in training.",
+    "exact duplicate across classes": "One image with two labels: keep one, with the right label.",
+    "exact duplicate": "Keep one, or give all copies one group.",
+    "near duplicate across splits and classes": "Check them; give them one group and the right label.",
+    "near duplicate across splits": "Check them; give them one group if they show the same.",
+    "near duplicate across classes": "Check them; one label may be wrong.",
+    "near duplicate": "Check them; give them one group if they show the same.",
+    "group in several splits": "Split by group: held-out scores are too high.",
+    "label conflict in a group": "Check them; one label may be wrong.",
+    "no split": "Fix this first: nothing can be held out.",
+    "small class": "Too few to train on or to evaluate; collect more or remove the class.",
+    "blank image": "Remove these images.",
+    "unusual size": "Check them: thumbnails, strips or scans among photographs.",
+}
 
 
-def perceptual_hash(image: npt.NDArray[np.uint8]) -> tuple[Hashes, int]:
-    """The hash of an RGB image [H, W, 3], uint64 [4], and how many grey levels the image spans at 32 x 32."""
-    small = Image.fromarray(image).convert("L").resize((32, 32), Image.Resampling.BILINEAR, reducing_gap=2)
-    grey = np.asarray(small, dtype=np.float32)
-    bits = dctn(grey, norm="ortho")[:16, :16].reshape(-1) > 0
-    bits[0] = False  # the mean says nothing
-    return np.packbits(bits).view(np.uint64), int(grey.max() - grey.min())
+@dataclass(frozen=True)
+class Description:
+    """A data set in numbers.
 
-
-def same_pixels(hashes: Hashes, images: DecodedImages, rows: Rows) -> dict[int, int]:
-    """For each of ``rows`` with the very pixels of an earlier one: the first such.
-
-    ``hashes`` are those of all images; only images with equal ones are compared.
+    Attributes:
+        source: name of the layout.
+        root: path of the data.
+        images: number of images that have both a file and a label.
+        class_counts: images of each class.
+        multilabel: whether an image may have several labels.
+        groups: number of groups, None where unknown.
+        largest_group: images in the largest group.
+        split_counts: images of each class per split; empty where no splits are given.
+        sizes: number of images per (height, width), over the images checked.
+        checked: number of images whose size was read.
+        problems: what was left out, and other warnings.
     """
-    first: dict[tuple[bytes, bytes], int] = {}
-    found: dict[int, int] = {}
-    _, kind, count = np.unique(hashes[rows], axis=0, return_inverse=True, return_counts=True)
-    for row in rows[count[kind.reshape(-1)] > 1].tolist():
-        image = images.image(row)
-        digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
-        known = first.setdefault((str(image.shape).encode(), digest), row)
-        if known != row:
-            found[row] = known
-    return found
+
+    source: str
+    root: Path
+    images: int
+    class_counts: dict[str, int]
+    multilabel: bool
+    groups: int | None
+    largest_group: int
+    split_counts: dict[str, dict[str, int]]
+    sizes: dict[tuple[int, int], int]
+    checked: int
+    problems: tuple[str, ...]
+
+    def __rich__(self) -> Group:
+        lines = [
+            f"[bold]{escape(self.source)}[/bold] at {escape(str(self.root))}",
+            f"{self.images:,} images, {len(self.class_counts)} classes" + (", multi-label" if self.multilabel else ""),
+            "groups: unknown" if self.groups is None
+            else f"groups: {self.groups:,}, at most {self.largest_group} images per group",
+            f"sizes: {self._sizes()}",
+        ]  # fmt: skip
+        numbers = (Column(name, justify="right") for name in ("images", "share", *self.split_counts))
+        table = Table("class", *numbers)
+        for name, count in self.class_counts.items():
+            in_splits = (f"{counts[name]:,}" for counts in self.split_counts.values())
+            table.add_row(escape(name), f"{count:,}", f"{count / self.images:.1%}", *in_splits)
+        warnings = [Text(f"! {problem}", style="yellow") for problem in self.problems]
+        return Group(*(Text.from_markup(line) for line in lines), table, *warnings)
+
+    def _sizes(self) -> str:
+        if not self.sizes:
+            return "no image could be read"
+        (height, width), count = max(self.sizes.items(), key=lambda item: item[1])
+        text = f"{width} x {height}"
+        if len(self.sizes) > 1:
+            text += f" ({count / sum(self.sizes.values()):.0%}), short sides from {min(map(min, self.sizes))} to "
+            text += f"{max(map(min, self.sizes))}"
+        return text if self.checked == self.images else f"{text} ({self.checked:,} images checked)"
 
 
-def near_pairs(hashes: Hashes, limit: int = NEAR) -> tuple[Rows, npt.NDArray[np.int64]]:
-    """All pairs of hashes that differ in at most ``limit`` (up to 24) bits: [M, 2] with the smaller row first, and
-    in how many.
-
-    Cut into one band more than bits may differ, two such hashes agree in at least one whole band. So only hashes
-    that share a band are compared: with 25 bands of 10 bits, two or three in a hundred of all pairs.
-    """
-    bits = np.unpackbits(np.ascontiguousarray(hashes).view(np.uint8), axis=1)
-    width = BITS // _BANDS
-    # Every 25th bit, so that coarse frequencies, alike in most images, are spread over the bands.
-    bands = [bits[:, band : width * _BANDS : _BANDS] @ (1 << np.arange(width)) for band in range(_BANDS)]
-    keys = np.stack(bands, axis=1).astype(np.int16)
-    found = np.concatenate([_pairs_first_alike_in(band, keys, hashes, limit) for band in range(_BANDS)])
-    found = found[np.lexsort((found[:, 1], found[:, 0]))]
-    return found, _distance(hashes, found[:, 0], found[:, 1])
-
-
-def _pairs_first_alike_in(band: int, keys: npt.NDArray[np.int16], hashes: Hashes, limit: int) -> Rows:
-    """The near pairs that agree in this band and in none before it, so that each is found once however many bands it
-    shares: the frames of a video share nearly all."""
-    order = np.argsort(keys[:, band], kind="stable")
-    own, earlier, hashes = keys[order, band], keys[order, :band], hashes[order]
-    pairs = [np.empty((0, 2), np.intp)]
-    step = 1
-    while len(same := np.flatnonzero(own[step:] == own[:-step])):
-        near = same[_distance(hashes, same, same + step) <= limit]
-        near = near[~(earlier[near] == earlier[near + step]).any(axis=1)]
-        pairs.append(np.stack([order[near], order[near + step]], axis=1))
-        step += 1
-    return np.sort(np.concatenate(pairs), axis=1)
+def describe(table: ImageTable) -> Description:
+    """Count classes, groups and splits, and read the headers of up to 2,000 images."""
+    sizes, checked, problems = _read_sizes(table)
+    groups = None if table.groups is None else np.unique(table.groups, return_counts=True)[1]
+    split_counts = {}
+    if table.splits is not None:
+        for split in (name for name in SPLITS if name in table.splits):
+            counts = table.class_counts(np.flatnonzero(table.splits == split))
+            split_counts[split] = dict(zip(table.classes, counts.tolist(), strict=True))
+    return Description(
+        source=table.source,
+        root=table.root,
+        images=len(table),
+        class_counts=dict(zip(table.classes, table.class_counts().tolist(), strict=True)),
+        multilabel=table.multilabel,
+        groups=None if groups is None else len(groups),
+        largest_group=0 if groups is None else int(groups.max()),
+        split_counts=split_counts,
+        sizes=sizes,
+        checked=checked,
+        problems=(*table.problems, *problems),
+    )
 
 
-def _distance(hashes: Hashes, left: Rows, right: Rows) -> npt.NDArray[np.int64]:
-    return np.bitwise_count(hashes[left] ^ hashes[right]).sum(axis=1, dtype=np.int64)
+def _read_sizes(table: ImageTable) -> tuple[dict[tuple[int, int], int], int, list[str]]:
+    if isinstance(table.images, np.ndarray):
+        return {(table.images.shape[1], table.images.shape[2]): len(table)}, len(table), []
+    rows = np.unique(np.linspace(0, len(table) - 1, SAMPLE).round().astype(np.int64))
+    sizes: Counter[tuple[int, int]] = Counter()
+    readable: list[Path] = []
+    broken: list[str] = []
+    for path in (table.images[row] for row in rows):
+        try:
+            sizes[image_size(path)] += 1
+            readable.append(path)
+        except UnreadableImage as error:
+            broken.append(f"{path.name}: {error.reason}")
+    problems = [f"images that cannot be read: {len(broken):,} ({listed(broken)})"] if broken else []
+    return dict(sizes), len(rows), problems + _dark_16_bit(readable)
 
 
-FEW_IMAGES = 10
-# An image is out of line when its area or shape is so many times off the middle one, and rare besides (beyond three
-# standard deviations, estimated from the median deviation). Sets from several cameras have several usual sizes.
-_AREA_OFF = 4.0
-_SHAPE_OFF = 1.5
-
-Row = tuple[str, str, str, str]  # finding, image, other, detail
-_Look = tuple[int, npt.NDArray[np.uint64], int, tuple[int, int]]  # row, hash, grey levels, size of the file
+def _dark_16_bit(paths: list[Path]) -> list[str]:
+    """Warn of 12-bit values in 16-bit files, which are shown almost black."""
+    candidates = [path for path in paths if path.suffix.lower() in (".png", ".tif", ".tiff")][:16]
+    try:
+        brightest = [value for path in candidates if (value := brightest_16_bit(path)) is not None]
+    except UnreadableImage as error:
+        return [str(error)]
+    if brightest and max(brightest) < 4096:
+        return [
+            f"16-bit images whose brightest pixel is {max(brightest)} of 65535 ({len(brightest)} checked): they are "
+            "read as almost black. Scale them to the full range first."
+        ]
+    return []
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found.
+    """Result of an audit.
 
     Attributes:
-        images: how many images were looked at.
+        images: number of images checked.
         findings: one row each: finding, image, other (the second image of a pair), detail.
-        leaks: what :func:`~cclnet.data.split.leaks` says of the split, None without groups.
+        leaks: result of :func:`~cclnet.data.split.leaks` for the split, None without groups.
     """
 
     images: int
@@ -133,10 +203,10 @@ class Audit:
 
 
 @dataclass(frozen=True)
-class _Looks:
-    """What each image shows: hash [N, 4], grey levels spanned [N], height and width of the file [N, 2]."""
+class _Measured:
+    """Per image: perceptual hash [N, 4], grey levels spanned [N], height and width of the file [N, 2]."""
 
-    hashes: npt.NDArray[np.uint64]
+    hashes: Hashes
     contrast: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
 
@@ -149,39 +219,41 @@ def audit(
     workers: int | None = None,
     progress: bool = True,
 ) -> Audit:
-    """Look for all that is wrong. The images are decoded into the cache on the way, for training to find them there."""
+    """Check a data set and the split that training would use. Images are decoded into the cache, ready for training."""
     images, broken = decode_readable(table, short_side, cache_dir, workers, progress)
-    looks = _look(table, images, broken, workers or available_cores(), progress)
-    parts, refusal = _split(table, split or SplitSettings())
-    rows: list[Row] = [("unreadable", table.names[row], "", reason) for row, reason in broken.items()]
-    rows += _blank(table, looks, broken)
-    rows += _duplicates(table, images, looks, broken, parts)
-    rows += _groups_on_two_sides(table, parts)
+    measured = _measure(table, images, broken, workers or available_cores(), progress)
+    splits, no_split = _split(table, split or SplitSettings())
+    rows: list[Finding] = [("unreadable", table.names[row], "", reason) for row, reason in broken.items()]
+    rows += _blank_images(table, measured, broken)
+    rows += _duplicates(table, images, measured, splits)
+    rows += _groups_in_several_splits(table, splits)
     rows += _label_conflicts(table)
-    rows += refusal
+    rows += no_split
     rows += _small_classes(table)
-    rows += _size_outliers(table, looks)
+    rows += _unusual_sizes(table, measured)
     findings = pd.DataFrame(rows, columns=["finding", "image", "other", "detail"])
-    found_leaks = None if table.groups is None else leaks(parts, table.groups, table.labels, table.classes)
+    found_leaks = None if table.groups is None else leaks(splits, table.groups, table.labels, table.classes)
     return Audit(len(table), findings, found_leaks)
 
 
-def _look(table: ImageTable, images: DecodedImages, broken: dict[int, str], workers: int, progress: bool) -> _Looks:
+def _measure(
+    table: ImageTable, images: DecodedImages, broken: dict[int, str], workers: int, progress: bool
+) -> _Measured:
     count = len(table)
-    looks = _Looks(np.zeros((count, 4), np.uint64), np.zeros(count, np.int64), np.zeros((count, 2), np.int64))
+    measured = _Measured(np.zeros((count, 4), np.uint64), np.zeros(count, np.int64), np.zeros((count, 2), np.int64))
     readable = [row for row in range(count) if row not in broken]
 
-    def look(rows: list[int]) -> list[_Look]:
+    def measure(rows: list[int]) -> list[tuple[int, Hashes, int, tuple[int, int]]]:
         return [(row, *perceptual_hash(images.image(row)), _file_size(table, row)) for row in rows]
 
-    def note(done: list[_Look]) -> None:
+    def store(done: list[tuple[int, Hashes, int, tuple[int, int]]]) -> None:
         for row, hash_, contrast, size in done:
-            looks.hashes[row], looks.contrast[row], looks.sizes[row] = hash_, contrast, size
+            measured.hashes[row], measured.contrast[row], measured.sizes[row] = hash_, contrast, size
         advance(len(done))
 
     with counting_images("Comparing", len(readable), show=progress) as advance:
-        spread(look, readable, workers, note)
-    return looks
+        process_chunks(measure, readable, workers, store)
+    return measured
 
 
 def _file_size(table: ImageTable, row: int) -> tuple[int, int]:
@@ -189,50 +261,48 @@ def _file_size(table: ImageTable, row: int) -> tuple[int, int]:
         return table.images.shape[1], table.images.shape[2]
     try:
         return image_size(table.images[row])
-    except UnreadableImage:  # it was there when it was decoded
+    except UnreadableImage:  # removed since it was decoded
         return 0, 0
 
 
-def _split(table: ImageTable, settings: SplitSettings) -> tuple[Parts, list[Row]]:
-    """The parts to look at: the split that training would take, leaks and all. Where there can be none, say so."""
+def _split(table: ImageTable, settings: SplitSettings) -> tuple[SplitNames, list[Finding]]:
+    """Return the split that training would use, leaks included; a finding where no split is possible."""
     try:
         return make_split(table, replace(settings, allow_leaks=True)), []
     except InputError as error:
         return np.full(len(table), "train"), [("no split", "", "", str(error))]
 
 
-def _blank(table: ImageTable, looks: _Looks, broken: dict[int, str]) -> Iterator[Row]:
-    for row in np.flatnonzero(looks.contrast <= BLANK).tolist():
+def _blank_images(table: ImageTable, measured: _Measured, broken: dict[int, str]) -> Iterator[Finding]:
+    for row in np.flatnonzero(measured.contrast <= BLANK).tolist():
         if row not in broken:
-            yield "blank image", table.names[row], "", "one even surface: nothing to see"
+            yield "blank image", table.names[row], "", "one uniform surface"
 
 
-def _duplicates(
-    table: ImageTable, images: DecodedImages, looks: _Looks, broken: dict[int, str], parts: Parts
-) -> Iterator[Row]:
-    shown = np.flatnonzero(looks.contrast > BLANK)
-    copies = same_pixels(looks.hashes, images, shown)
+def _duplicates(table: ImageTable, images: DecodedImages, measured: _Measured, splits: SplitNames) -> Iterator[Finding]:
+    shown = np.flatnonzero(measured.contrast > BLANK)
+    copies = same_pixels(measured.hashes, images, shown)
     for row, first in copies.items():
-        yield _pair_row("exact duplicate", table, parts, first, row, "the same pixels")
+        yield _pair(table, splits, "exact duplicate", first, row, "the same pixels")
     originals = shown[~np.isin(shown, list(copies))]
-    pairs, distance = near_pairs(looks.hashes[originals])
+    pairs, distance = near_pairs(measured.hashes[originals])
     first, second = originals[pairs].T
     differing = table.labels[first] != table.labels[second]
     other_label = differing.any(axis=1) if table.multilabel else differing
-    finding = 2 * (parts[first] != parts[second]) + other_label
-    # Of a hundred frames of one video each is told once in a finding, with its nearest.
+    finding = 2 * (splits[first] != splits[second]) + other_label
+    # Each image is reported once per kind of finding, with its nearest: the frames of a video are all near each other.
     order = np.argsort(distance, kind="stable")
     nearest = np.unique(np.stack([second, finding], axis=1)[order], axis=0, return_index=True)[1]
     for index in order[np.sort(nearest)]:
         detail = f"{distance[index]} of {BITS} bits differ"
-        yield _pair_row("near duplicate", table, parts, int(first[index]), int(second[index]), detail)
+        yield _pair(table, splits, "near duplicate", int(first[index]), int(second[index]), detail)
 
 
-def _pair_row(kind: str, table: ImageTable, parts: Parts, first: int, row: int, detail: str) -> Row:
+def _pair(table: ImageTable, splits: SplitNames, kind: str, first: int, row: int, detail: str) -> Finding:
     across = []
-    if parts[first] != parts[row]:
+    if splits[first] != splits[row]:
         across.append("splits")
-        detail += f"; {parts[first]} and {parts[row]}"
+        detail += f"; {splits[first]} and {splits[row]}"
     labels = _label(table, first), _label(table, row)
     if labels[0] != labels[1]:
         across.append("classes")
@@ -250,117 +320,143 @@ def _label(table: ImageTable, row: int) -> str:
     return table.classes[table.labels[row]]
 
 
-def _groups_on_two_sides(table: ImageTable, parts: Parts) -> Iterator[Row]:
-    """Every image whose group also lies in a part before its own (train before calibration, val and test)."""
+def _groups_in_several_splits(table: ImageTable, splits: SplitNames) -> Iterator[Finding]:
+    """Report every image whose group also occurs in an earlier split (train before calibration, val and test)."""
     if table.groups is None:
         return
-    frame = pd.DataFrame({"group": table.groups, "rank": [SPLITS.index(part) for part in parts]})
+    frame = pd.DataFrame({"group": table.groups, "rank": [SPLITS.index(name) for name in splits]})
     earliest = frame.sort_values("rank", kind="stable").groupby("group", sort=False).head(1)
     first_of = dict(zip(earliest["group"], earliest.index, strict=True))
     for row, (group, rank) in enumerate(zip(frame["group"], frame["rank"], strict=True)):
         first = first_of[group]
         if group and frame["rank"][first] < rank:
-            detail = f"group {group} in {parts[first]} and {parts[row]}"
-            yield "group on two sides", table.names[row], table.names[first], detail
+            detail = f"group {group} in {splits[first]} and {splits[row]}"
+            yield "group in several splits", table.names[row], table.names[first], detail
 
 
-def _label_conflicts(table: ImageTable) -> Iterator[Row]:
-    """One finding for each group whose images have several classes. With several labels at once that is usual (a
-    patient gets better), so it is no finding there."""
+def _label_conflicts(table: ImageTable) -> Iterator[Finding]:
+    """Report each group whose images have several classes; in multi-label data that is normal."""
     if table.groups is None or table.multilabel:
         return
     frame = pd.DataFrame({"group": table.groups, "label": table.labels}).query("group != ''")
     distinct = frame.drop_duplicates()
-    for group, held in distinct[distinct.duplicated("group", keep=False)].groupby("group"):
-        names = ", ".join(table.classes[label] for label in held["label"])
-        first, second = held.index[:2]
+    for group, rows in distinct[distinct.duplicated("group", keep=False)].groupby("group"):
+        names = ", ".join(table.classes[label] for label in rows["label"])
+        first, second = rows.index[:2]
         yield "label conflict in a group", table.names[second], table.names[first], f"group {group}: {names}"
 
 
-def _small_classes(table: ImageTable) -> Iterator[Row]:
+def _small_classes(table: ImageTable) -> Iterator[Finding]:
     for name, count in zip(table.classes, table.class_counts(), strict=True):
-        if count < FEW_IMAGES:
+        if count < SMALL_CLASS:
             yield "small class", "", "", f"{name}: {count} images"
 
 
-def _size_outliers(table: ImageTable, looks: _Looks) -> Iterator[Row]:
-    rows = np.flatnonzero(looks.sizes.min(axis=1) > 0)
+def _unusual_sizes(table: ImageTable, measured: _Measured) -> Iterator[Finding]:
+    rows = np.flatnonzero(measured.sizes.min(axis=1) > 0)
     if len(rows) == 0:
         return
-    height, width = looks.sizes[rows].T.astype(np.float64)
-    out = _far_off(np.log(height * width), math.log(_AREA_OFF)) | _far_off(np.log(width / height), math.log(_SHAPE_OFF))
-    for row in rows[out].tolist():
-        high, wide = looks.sizes[row]
-        detail = f"{wide} x {high} pixels; the middle of the set is {np.median(width):.0f} x {np.median(height):.0f}"
-        yield "size out of line", table.names[row], "", detail
+    height, width = measured.sizes[rows].T.astype(np.float64)
+    unusual = _outliers(np.log(height * width), math.log(_AREA_FACTOR))
+    unusual |= _outliers(np.log(width / height), math.log(_RATIO_FACTOR))
+    for row in rows[unusual].tolist():
+        high, wide = measured.sizes[row]
+        detail = f"{wide} x {high} pixels; the median is {np.median(width):.0f} x {np.median(height):.0f}"
+        yield "unusual size", table.names[row], "", detail
 
 
-def _far_off(values: npt.NDArray[np.float64], at_least: float) -> npt.NDArray[np.bool_]:
-    away = np.abs(values - np.median(values))
-    return away > max(at_least, 3 * 1.4826 * float(np.median(away)))
+def _outliers(values: npt.NDArray[np.float64], at_least: float) -> npt.NDArray[np.bool_]:
+    deviation = np.abs(values - np.median(values))
+    return deviation > max(at_least, 3 * 1.4826 * float(np.median(deviation)))
 
 
-# An audit as tables in the terminal.
+def perceptual_hash(image: npt.NDArray[np.uint8]) -> tuple[Hashes, int]:
+    """Return the hash of an RGB image [H, W, 3], uint64 [4], and the grey levels that the image spans at 32 x 32."""
+    small = Image.fromarray(image).convert("L").resize((32, 32), Image.Resampling.BILINEAR, reducing_gap=2)
+    grey = np.asarray(small, dtype=np.float32)
+    bits = dctn(grey, norm="ortho")[:16, :16].reshape(-1) > 0
+    bits[0] = False  # the mean is always positive
+    return np.packbits(bits).view(np.uint64), int(grey.max() - grey.min())
 
 
-# In the order of how much harm they do, each with what to do about it.
-ADVICE = {
-    "unreadable": "Replace these files or leave them out; training refuses them.",
-    "exact duplicate across splits and classes": "Keep one, with the right label.",
-    "exact duplicate across splits": "Keep one: the held-out copy is known from training.",
-    "exact duplicate across classes": "One image, two labels: keep one, with the right label.",
-    "exact duplicate": "Keep one, or give all copies one group.",
-    "near duplicate across splits and classes": "Look at them; give them one group and the right label.",
-    "near duplicate across splits": "Look at them; give them one group if they show the same.",
-    "near duplicate across classes": "Look at them; one label may be wrong.",
-    "near duplicate": "Look at them; give them one group if they show the same.",
-    "group on two sides": "Split by group: held-out scores look better than they are.",
-    "label conflict in a group": "Look at them; one label may be wrong.",
-    "no split": "Nothing can be held out before this is mended.",
-    "small class": "Too few to learn from or to judge by; collect more or leave it out.",
-    "blank image": "Leave these out.",
-    "size out of line": "Look at them: thumbnails, strips or scans among photographs.",
-}
+def same_pixels(hashes: Hashes, images: DecodedImages, rows: Rows) -> dict[int, int]:
+    """Map each of ``rows`` that has exactly the pixels of an earlier one to the first such row.
+
+    ``hashes`` are those of all images; only images with equal hashes are compared.
+    """
+    first: dict[tuple[bytes, bytes], int] = {}
+    found: dict[int, int] = {}
+    _, kind, count = np.unique(hashes[rows], axis=0, return_inverse=True, return_counts=True)
+    for row in rows[count[kind.reshape(-1)] > 1].tolist():
+        image = images.image(row)
+        digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
+        known = first.setdefault((str(image.shape).encode(), digest), row)
+        if known != row:
+            found[row] = known
+    return found
+
+
+def near_pairs(hashes: Hashes, limit: int = NEAR) -> tuple[Rows, npt.NDArray[np.int64]]:
+    """Return all pairs of hashes that differ in at most ``limit`` (up to 24) bits, [M, 2] with the smaller row first,
+    and the number of differing bits, [M].
+
+    With 25 bands of bits, two hashes that differ in at most 24 bits agree in at least one band. So only hashes that
+    share a band are compared: two or three percent of all pairs.
+    """
+    bits = np.unpackbits(np.ascontiguousarray(hashes).view(np.uint8), axis=1)
+    width = BITS // _BANDS
+    # Every 25th bit, so that coarse frequencies, which are similar in most images, are spread over the bands.
+    bands = [bits[:, band : width * _BANDS : _BANDS] @ (1 << np.arange(width)) for band in range(_BANDS)]
+    keys = np.stack(bands, axis=1).astype(np.int16)
+    found = np.concatenate([_pairs_of_band(band, keys, hashes, limit) for band in range(_BANDS)])
+    found = found[np.lexsort((found[:, 1], found[:, 0]))]
+    return found, _distance(hashes, found[:, 0], found[:, 1])
+
+
+def _pairs_of_band(band: int, keys: npt.NDArray[np.int16], hashes: Hashes, limit: int) -> Rows:
+    """Return the near pairs that agree in this band and in none before it, so that every pair is found once."""
+    order = np.argsort(keys[:, band], kind="stable")
+    own, earlier, hashes = keys[order, band], keys[order, :band], hashes[order]
+    pairs = [np.empty((0, 2), np.intp)]
+    step = 1
+    while len(same := np.flatnonzero(own[step:] == own[:-step])):
+        near = same[_distance(hashes, same, same + step) <= limit]
+        near = near[~(earlier[near] == earlier[near + step]).any(axis=1)]
+        pairs.append(np.stack([order[near], order[near + step]], axis=1))
+        step += 1
+    return np.sort(np.concatenate(pairs), axis=1)
+
+
+def _distance(hashes: Hashes, left: Rows, right: Rows) -> npt.NDArray[np.int64]:
+    return np.bitwise_count(hashes[left] ^ hashes[right]).sum(axis=1, dtype=np.int64)
 
 
 def audit_tables(audit: Audit, written: str) -> RenderableType:
-    """What was found, counted, with an example and advice for each; and how much the split leaks."""
+    """Render the findings, counted, with an example and advice for each, and how much the split leaks."""
     pieces: list[RenderableType] = []
     if audit.findings.empty:
         pieces.append(Text(f"{audit.images:,} images: nothing found.", style="green"))
     else:
-        pieces += [_findings(audit), Text(f"{audit.images:,} images looked at. Every finding is in {written}.")]
+        pieces += [_findings_table(audit), Text(f"{audit.images:,} images checked. All findings are in {written}.")]
     if audit.leaks is not None and audit.leaks["shared"].any():
-        for part, class_, images, shared, share in audit.leaks.itertuples(index=False):
+        by_class = Table("Split", "Class", *(Column(name, justify="right") for name in ("Images", "Shared", "Share")))
+        for split, class_, images, shared, share in audit.leaks.itertuples(index=False):
             if not class_:
-                sentence = f"{share:.0%} of the {part} images ({shared:,} of {images:,}) share a group with train:"
+                sentence = f"{share:.0%} of the {split} images ({shared:,} of {images:,}) share a group with train:"
                 pieces.append(Text(sentence, style="bold"))
-        pieces.append(_leaks_by_class(audit.leaks))
+            elif images:
+                by_class.add_row(split, Text(class_), f"{images:,}", f"{shared:,}", f"{share:.0%}")
+        pieces.append(by_class)
     return Group(*pieces)
 
 
-def _findings(audit: Audit) -> Table:
-    table = Table()
-    table.add_column("Finding", style="bold")
-    table.add_column("Count", justify="right")
-    table.add_column("For example", overflow="fold")
-    table.add_column("What to do")
+def _findings_table(audit: Audit) -> Table:
+    columns = Column("Finding", style="bold"), Column("Count", justify="right"), Column("Example", overflow="fold")
+    table = Table(*columns, "What to do")
     counts = audit.findings["finding"].value_counts()
     for finding in (name for name in ADVICE if name in counts):
         example = audit.findings[audit.findings["finding"] == finding].iloc[0]
         images = " and ".join(filter(None, (example["other"], example["image"])))
         shown = f"{images}: {example['detail']}" if images else str(example["detail"])
         table.add_row(finding, f"{counts[finding]:,}", Text(shown), ADVICE[finding])
-    return table
-
-
-def _leaks_by_class(found: pd.DataFrame) -> Table:
-    table = Table()
-    for name in ("Part", "Class"):
-        table.add_column(name)
-    for name in ("Images", "Shared", "Share"):
-        table.add_column(name, justify="right")
-    for part, class_, images, shared, share in found.itertuples(index=False):
-        if class_ and images:
-            table.add_row(part, Text(class_), f"{images:,}", f"{shared:,}", f"{share:.0%}")
     return table

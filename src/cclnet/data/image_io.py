@@ -1,4 +1,7 @@
-"""One image at a given short side, as the decoded cache keeps it."""
+"""Read one image file as RGB pixels, whatever its format, and resize it to a given short side.
+
+Pixels are those that a viewer shows; a file that cannot be read raises an error that names it.
+"""
 
 from __future__ import annotations
 
@@ -19,33 +22,33 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from cclnet.errors import InputError
 
-# One image file to RGB pixels, whatever is in it: what a viewer would show, or an error that names the file.
-
-
 RGB = npt.NDArray[np.uint8]
 
-# Past this an image is refused by its header, before a byte is decoded: 600 MB as RGB, 14,142 pixels square.
-MAX_PIXELS = 200_000_000
+MAX_PIXELS = 200_000_000  # larger images are refused by their header: 600 MB as RGB, 14,142 pixels square
 
-# Only formats that store pixels. Others that Pillow knows run an interpreter (EPS) or fetch other files.
+# Formats that only store pixels. Others that Pillow reads run an interpreter (EPS) or open other files.
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF")
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".gif", ".ppm", ".pgm",
      ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".dcm", ".dicom")
 )  # fmt: skip
-_JPEG = ("JPEG", "MPO")  # MPO: a phone's JPEG with further pictures behind the first
+_JPEG = ("JPEG", "MPO")  # MPO: JPEG of a phone, followed by further pictures
 
-# What Pillow's decoders raise when a file is broken; anything else is a fault of ours and shall be seen.
-_BROKEN = (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, OverflowError, MemoryError,
-           struct.error, zlib.error, Image.DecompressionBombError)  # fmt: skip
-_PILLOW_LIMIT = threading.Lock()
+# Raised by Pillow's decoders for a broken file. Any other exception is a bug here and is not caught.
+_PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, OverflowError, MemoryError,
+                  struct.error, zlib.error, Image.DecompressionBombError)  # fmt: skip
+_PILLOW_LIMIT_LOCK = threading.Lock()
+
+# A large JPEG is first reduced while decoding, to no less than twice the target size, as Pillow's thumbnails are. The
+# result differs from resizing in one step by about one grey level (RMS), at a fraction of the time.
+_REDUCING_GAP = 2
 
 
 class UnreadableImage(InputError):
-    """An image file that cannot be used. Carries ``path`` and ``reason``, so that many are listed at once."""
+    """An image file that cannot be used, with ``path`` and ``reason``, so that many can be listed in one error."""
 
     def __init__(self, path: str | Path, reason: str) -> None:
-        super().__init__(path, reason)  # the arguments as they are, so that it travels between processes
+        super().__init__(path, reason)  # both arguments, so that the error can be pickled
         self.path = Path(path)
         self.reason = reason
 
@@ -54,21 +57,20 @@ class UnreadableImage(InputError):
 
 
 def read_image(path: str | Path, *, min_short_side: int | None = None, max_pixels: int = MAX_PIXELS) -> RGB:
-    """The pixels of an image file as RGB, uint8 [H, W, 3], upright; to be read, not written.
+    """Return the pixels of an image file as RGB, uint8 [H, W, 3], upright. The array may be read-only.
 
-    EXIF orientation is applied. Grey becomes three equal channels; 16 bits are scaled to 8, white to white.
-    Transparent pixels are laid on black, which is what "no signal" looks like in medical images and what padding
-    gives later on. Colour profiles are left alone. Of an animation or a file of pages the first picture is taken;
-    DICOM with several frames is refused.
+    EXIF orientation is applied. Grey becomes three equal channels; 16 bits are scaled to 8 bits. Transparent pixels
+    become black, which means "no signal" in medical images and equals padding. Colour profiles are ignored. Of an
+    animation or multi-page file the first image is used; DICOM with several frames is refused.
 
-    ``min_short_side`` allows a large JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, which is several times
-    faster, as long as the short side stays at least this long. Other formats ignore it.
+    ``min_short_side`` allows a large JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, several times faster, while
+    the short side stays at least this long. Other formats ignore it.
 
     Raises :class:`UnreadableImage` for a file that is missing, truncated, not an image, or larger than
     ``max_pixels`` by its header.
     """
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (what pathlib adds shows beside a fast decoder)
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (pathlib is slow compared with the decoder)
             content = file.read()
     except OSError as error:
         raise UnreadableImage(path, error.strerror or str(error)) from error
@@ -78,7 +80,7 @@ def read_image(path: str | Path, *, min_short_side: int | None = None, max_pixel
 def decode_image(
     content: bytes, path: str | Path, *, min_short_side: int | None = None, max_pixels: int = MAX_PIXELS
 ) -> RGB:
-    """As :func:`read_image`, from the content of a file. ``path`` is its name, for errors; nothing is opened there."""
+    """As :func:`read_image`, from the content of a file. ``path`` is only used in errors."""
     if _is_dicom(path, content):
         return read_dicom(Path(path), io.BytesIO(content), max_pixels)
     if (fast := _decode_jpeg(content, path, min_short_side, max_pixels)) is not None:
@@ -91,22 +93,22 @@ def decode_image(
         return _to_rgb(path, image)
     except UnreadableImage:
         raise
-    except _BROKEN as error:
+    except _PILLOW_ERRORS as error:
         raise UnreadableImage(path, _reason(error)) from error
 
 
 def rgb_of(image: Image.Image) -> RGB:
-    """The pixels of an image that Pillow has opened or made, as :func:`read_image` would give them."""
+    """Return the pixels of a Pillow image as :func:`read_image` does."""
     try:
         return _to_rgb(getattr(image, "filename", "") or "image", image)
     except UnreadableImage:
         raise
-    except _BROKEN as error:
+    except _PILLOW_ERRORS as error:
         raise UnreadableImage(getattr(image, "filename", "") or "image", _reason(error)) from error
 
 
 def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Height and width of the upright image, from the header alone."""
+    """Return height and width of the upright image, from the header alone."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -115,15 +117,15 @@ def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, 
             if _is_dicom(path, start):
                 return dicom_size(path, file, max_pixels)
             image = _open(path, file, max_pixels)
-            # A TIFF that Pillow turns by itself has its size turned already.
-            turned = _orientation(image) >= 5 and image.format != "TIFF"
-            return (image.width, image.height) if turned else (image.height, image.width)
+            # Pillow rotates TIFF by itself, so its size is already that of the upright image.
+            swapped = _orientation(image) >= 5 and image.format != "TIFF"
+            return (image.width, image.height) if swapped else (image.height, image.width)
     except OSError as error:
         raise UnreadableImage(path, error.strerror or str(error)) from error
 
 
 def brightest_16_bit(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> int | None:
-    """The largest value of a 16-bit grey image, None for any other: far below 65535 it will come out dark."""
+    """Return the largest value of a 16-bit grey image, None for any other image."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -131,7 +133,7 @@ def brightest_16_bit(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> int |
             return int(np.asarray(image).max()) if image.mode.startswith("I;16") else None
     except UnreadableImage:
         raise
-    except _BROKEN as error:
+    except _PILLOW_ERRORS as error:
         raise UnreadableImage(path, _reason(error)) from error
 
 
@@ -140,14 +142,15 @@ def _is_dicom(path: str | Path, start: bytes) -> bool:
 
 
 def _open(path: str | Path, file: BinaryIO, max_pixels: int) -> ImageFile.ImageFile:
-    """Read the header and refuse what is too large. Pillow's own limit, which is one for the whole process and
-    warns before it refuses, is lifted for as long as the header is read.
+    """Open an image by its header and refuse one that is too large.
+
+    Pillow's own limit is global and warns before it refuses, so it is suspended while the header is read.
     """
-    with _PILLOW_LIMIT:
+    with _PILLOW_LIMIT_LOCK:
         pillow_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             image = Image.open(file, formats=_formats())
-        except _BROKEN as error:
+        except _PILLOW_ERRORS as error:
             raise UnreadableImage(path, _reason(error)) from error
         finally:
             Image.MAX_IMAGE_PIXELS = pillow_limit
@@ -158,31 +161,30 @@ def _open(path: str | Path, file: BinaryIO, max_pixels: int) -> ImageFile.ImageF
 @functools.cache
 def _formats() -> tuple[str, ...]:
     Image.init()
-    return tuple(known for known in FORMATS if known in Image.OPEN)  # an older Pillow has no AVIF
+    return tuple(known for known in FORMATS if known in Image.OPEN)  # older versions of Pillow have no AVIF
 
 
 def check_size(path: str | Path, height: int, width: int, max_pixels: int) -> None:
-    """Refuse an image that a header of a few bytes could blow up to more than the memory holds."""
+    """Refuse an image by the size in its header, before memory for it is allocated."""
     if height * width > max_pixels:
         raise UnreadableImage(
-            path,
-            f"its header says {width:,} x {height:,} pixels, more than the limit of {max_pixels:,} (max_pixels)",
+            path, f"its header says {width:,} x {height:,} pixels, more than the limit of {max_pixels:,} (max_pixels)"
         )
     if height * width == 0:
         raise UnreadableImage(path, f"its header says {width} x {height} pixels")
 
 
 def _jpeg_scale(height: int, width: int, min_short_side: int | None) -> int:
-    """The largest of 8, 4, 2, 1 that a JPEG can be shrunk by while decoding and keep its short side."""
+    """Return the largest factor of 8, 4, 2, 1 by which a JPEG can be reduced while decoding."""
     if min_short_side is None:
         return 1
     return next((s for s in (8, 4, 2) if min(height, width) // s >= min_short_side), 1)
 
 
 def _decode_jpeg(content: bytes, path: str | Path, min_short_side: int | None, max_pixels: int) -> RGB | None:
-    """A plain JPEG by simplejpeg, which is several times faster and gives the same bits; None to let Pillow do it.
+    """Decode a JPEG with simplejpeg, several times faster with the same bits; None to leave it to Pillow.
 
-    Pillow also judges what simplejpeg is not sure of: stray bytes are harmless, a missing end is not.
+    Pillow also handles what simplejpeg rejects: stray bytes are harmless, a truncated file is an error.
     """
     if not content.startswith(b"\xff\xd8\xff"):
         return None
@@ -202,31 +204,31 @@ def _decode_jpeg(content: bytes, path: str | Path, min_short_side: int | None, m
         pixels = simplejpeg.decode_jpeg(content, min_height=-(-height // scale), min_width=-(-width // scale))
     except ValueError:
         return None
-    # Pillow takes longer to open a file than a small one takes to decode, so it is asked only where need be.
-    if _may_be_turned(content):
-        return _turn(pixels, _orientation(_open(path, io.BytesIO(content), max_pixels)))
+    # Opening a file with Pillow takes longer than decoding a small one, so it is only done where needed.
+    if _may_have_orientation(content):
+        return _orient(pixels, _orientation(_open(path, io.BytesIO(content), max_pixels)))
     return pixels
 
 
-def _may_be_turned(jpeg: bytes) -> bool:
-    """Whether a block before the picture may say how to hold it; True as well where the blocks are not understood."""
+def _may_have_orientation(jpeg: bytes) -> bool:
+    """Return whether a segment before the image data may hold an orientation; True where they cannot be parsed."""
     at = 2
-    while jpeg[at : at + 1] == b"\xff" and jpeg[at + 1 : at + 2] != b"\xda":  # a block; the picture follows the last
+    while jpeg[at : at + 1] == b"\xff" and jpeg[at + 1 : at + 2] != b"\xda":  # until the start of scan
         at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
-    return jpeg[at : at + 2] != b"\xff\xda" or any(sign in jpeg[:at] for sign in (b"Exif", b"tiff:Orientation"))
+    return jpeg[at : at + 2] != b"\xff\xda" or any(marker in jpeg[:at] for marker in (b"Exif", b"tiff:Orientation"))
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation 1..8. A broken EXIF block costs the orientation, not the image, as in every viewer."""
+    """Return the EXIF orientation, 1 to 8; 1 where the EXIF block is broken, as viewers do."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except _BROKEN:
+    except _PILLOW_ERRORS:
         return 1
     return value if value in range(1, 9) else 1
 
 
-def _turn(pixels: RGB, orientation: int) -> RGB:
-    """Set pixels upright: 2 to 4 mirror or turn by 180 degrees, 5 to 8 also swap rows with columns."""
+def _orient(pixels: RGB, orientation: int) -> RGB:
+    """Return upright pixels: orientations 2 to 4 mirror or rotate by 180 degrees, 5 to 8 also transpose."""
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (3, 4, 7, 8):
@@ -237,102 +239,98 @@ def _turn(pixels: RGB, orientation: int) -> RGB:
 
 
 def _to_rgb(path: str | Path, image: Image.Image) -> RGB:
-    """The pixels of a loaded image, upright, copied no more often than need be."""
+    """Return the upright pixels of a loaded image."""
     if _orientation(image) > 1:
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":
-        return grey_to_rgb(_scale_deep(path, np.asarray(image)))
+        return grey_to_rgb(_scale_to_8_bits(path, np.asarray(image)))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        see_through = image.convert("LA").convert("RGBA") if image.mode == "La" else image.convert("RGBA")
+        with_alpha = image.convert("LA").convert("RGBA") if image.mode == "La" else image.convert("RGBA")
         on_black = Image.new("RGB", image.size)
-        on_black.paste(see_through, mask=see_through.getchannel("A"))
+        on_black.paste(with_alpha, mask=with_alpha.getchannel("A"))
         return np.asarray(on_black)
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def _scale_deep(path: str | Path, values: npt.NDArray[np.generic]) -> RGB:
-    """Grey of 16 bits (65535 is white) or floats (1.0 is white) to 8 bits. Pillow alone would clip at 255."""
+def _scale_to_8_bits(path: str | Path, values: npt.NDArray[np.generic]) -> RGB:
+    """Scale 16-bit grey (65535 is white) or floats (1.0 is white) to 8 bits. Pillow alone would clip at 255."""
     low, high = float(values.min()), float(values.max())
     white = 1.0 if values.dtype.kind == "f" else 65535.0
     if not (low >= 0 and high <= white):
         raise UnreadableImage(
             path,
-            f"its pixels go from {low:g} to {high:g}, where 0 should be black and {white:g} white. "
-            "Save it with 8 or 16 bits a channel",
+            f"its pixels range from {low:g} to {high:g}, expected 0 (black) to {white:g} (white). "
+            "Save it with 8 or 16 bits per channel",
         )
     return np.rint(values.astype(np.float64) * (255.0 / white)).astype(np.uint8)
 
 
 def grey_to_rgb(grey: npt.NDArray[np.uint8]) -> RGB:
-    """[H, W] to [H, W, 3]."""
+    """Repeat a grey image [H, W] to [H, W, 3]."""
     return np.repeat(grey[:, :, None], 3, axis=2)
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, in words for the person who has the file."""
+    """Return the reason of a Pillow error in words for the user."""
     if isinstance(error, UnidentifiedImageError):
-        return "not an image in a format that is known here, whatever its name says"
+        return "not an image in a supported format, whatever its suffix"
     text = str(error) or type(error).__name__
-    return f"the file is broken or cut off ({text})"
-
-
-# DICOM files as a viewer shows them: rescaled, windowed, and with MONOCHROME1 turned the right way round.
+    return f"the file is broken or truncated ({text})"
 
 
 def read_dicom(path: Path, file: BinaryIO, max_pixels: int) -> RGB:
-    """The picture in a DICOM file as RGB, uint8 [H, W, 3].
+    """Return the image in a DICOM file as a viewer shows it, RGB, uint8 [H, W, 3].
 
-    Grey pictures pass through the modality table or rescale slope and intercept, then the first window or, where
-    there is none, the table of interest. Without either, the darkest pixel becomes black and the brightest white, as
-    viewers do. MONOCHROME1, where zero is white, is inverted last. Several frames are refused: which of them the
-    label means is not known.
+    Grey images pass through the modality LUT or rescale slope and intercept, then the first window or, without a
+    window, the VOI LUT. Without either, the range of the pixels is scaled to black and white. MONOCHROME1, where zero
+    is white, is inverted last. Several frames are refused, because the label may belong to any of them.
     """
-    header = _header(path, file, max_pixels)
+    header = _dicom_header(path, file, max_pixels)
     from pydicom.pixels import pixel_array
 
     try:
         file.seek(0)
-        return _show(header, pixel_array(file))
-    except _broken() as error:
+        return _dicom_to_rgb(header, pixel_array(file))
+    except _dicom_errors() as error:
         raise UnreadableImage(path, f"its pixel data cannot be decoded ({error})") from error
 
 
 def dicom_size(path: Path, file: BinaryIO, max_pixels: int) -> tuple[int, int]:
-    """Height and width, from the header alone."""
-    header = _header(path, file, max_pixels)
+    """Return height and width, from the header alone."""
+    header = _dicom_header(path, file, max_pixels)
     return int(header.Rows), int(header.Columns)
 
 
-def _header(path: Path, file: BinaryIO, max_pixels: int) -> Any:
-    """Everything but the pixels, checked to describe one picture that is not too large."""
+def _dicom_header(path: Path, file: BinaryIO, max_pixels: int) -> Any:
+    """Read everything but the pixels and check that it describes one image that is not too large."""
     try:
         from pydicom import dcmread
     except ImportError as error:
-        raise InputError(f"{path} is DICOM, which needs pydicom: pip install 'cclnet[dicom]'") from error
+        raise InputError(f"{path} is a DICOM file, which needs pydicom: pip install 'cclnet[dicom]'") from error
     try:
         header = dcmread(file, stop_before_pixels=True)
         missing = [key for key in ("Rows", "Columns", "PhotometricInterpretation") if not header.get(key)]
         frames = int(header.get("NumberOfFrames") or 1)
         height, width = int(header.get("Rows") or 0), int(header.get("Columns") or 0)
-    except _broken() as error:
-        raise UnreadableImage(path, f"not a DICOM file, or cut off ({error})") from error
+    except _dicom_errors() as error:
+        raise UnreadableImage(path, f"not a DICOM file, or truncated ({error})") from error
     if missing:
-        raise UnreadableImage(path, f"this DICOM file holds no picture (no {', '.join(missing)})")
+        raise UnreadableImage(path, f"this DICOM file contains no image (no {', '.join(missing)})")
     if frames > 1:
-        raise UnreadableImage(path, f"multi-frame DICOM ({frames} frames). Save the frame you mean as its own file")
+        raise UnreadableImage(path, f"multi-frame DICOM ({frames} frames). Save the labelled frame as its own file")
     check_size(path, height, width, max_pixels)
     return header
 
 
-def _broken() -> tuple[type[Exception], ...]:
-    """What pydicom and its decoders raise when a file is damaged, or compressed in a way that nothing here undoes."""
+def _dicom_errors() -> tuple[type[Exception], ...]:
+    """Return what pydicom and its decoders raise for a file that is damaged or in an unsupported compression."""
     from pydicom.errors import BytesLengthException, InvalidDicomError
 
     return (InvalidDicomError, BytesLengthException, ValueError, TypeError, RuntimeError, AttributeError, LookupError,
             OSError, EOFError, MemoryError, ArithmeticError, struct.error, zlib.error)  # fmt: skip
 
 
-def _show(header: Any, stored: npt.NDArray[Any]) -> RGB:
+def _dicom_to_rgb(header: Any, stored: npt.NDArray[Any]) -> RGB:
     from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi_lut
 
     kind = str(header.PhotometricInterpretation)
@@ -344,23 +342,23 @@ def _show(header: Any, stored: npt.NDArray[Any]) -> RGB:
     if kind not in ("MONOCHROME1", "MONOCHROME2"):
         raise ValueError(f"photometric interpretation {kind}")
     values = apply_modality_lut(stored, header)
-    low, high = _shown_range(header, values)
+    low, high = _display_range(header, values)
     grey = _to_uint8(apply_voi_lut(values, header, prefer_lut=False), low, high)
     return grey_to_rgb(255 - grey if kind == "MONOCHROME1" else grey)
 
 
-def _shown_range(header: Any, values: npt.NDArray[Any]) -> tuple[float, float]:
-    """What comes out of the window or table of interest for black and for white."""
+def _display_range(header: Any, values: npt.NDArray[Any]) -> tuple[float, float]:
+    """Return the values of black and white after the window or VOI LUT."""
     from pydicom.pixels import apply_windowing
 
     if header.get("WindowWidth") is not None and header.get("WindowCenter") is not None:
-        with np.errstate(over="ignore"):  # the sigmoid of something very dark
+        with np.errstate(over="ignore"):  # the sigmoid of a very low value
             low, high = apply_windowing(np.array([-1e9, 1e9]), header)
         return float(low), float(high)
     if tables := header.get("VOILUTSequence"):
         entries, _, bits = (int(value) for value in tables[0].LUTDescriptor)
         if bits == 8 and not 0 < entries <= 256:
-            raise ValueError(f"an 8-bit table of interest with {entries or 65536} entries")  # pydicom's index overflows
+            raise ValueError(f"an 8-bit VOI LUT with {entries or 65536} entries")  # pydicom's index overflows
         return 0.0, 2.0**bits - 1
     return float(values.min()), float(values.max())
 
@@ -370,17 +368,9 @@ def _to_uint8(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[
     return np.rint(np.clip(share, 0.0, 1.0) * 255).astype(np.uint8)
 
 
-Pixels = npt.NDArray[np.uint8]
-
-# A large JPEG is shrunk while it is decoded, to no less than twice the size wanted, and then properly. Pillow's
-# thumbnails do the same; the result differs from one proper step over the whole image by about one level of 255 in
-# the root mean square, for a fraction of the time.
-_GAP = 2
-
-
-def read_resized(image: str | Path | bytes, short_side: int, max_pixels: int = MAX_PIXELS) -> Pixels:
-    """An image file, or the content of one, as RGB, uint8 [H, W, 3], upright, with the given short side."""
-    large_enough = _GAP * short_side
+def read_resized(image: str | Path | bytes, short_side: int, max_pixels: int = MAX_PIXELS) -> RGB:
+    """Return an image file, or the content of one, as upright RGB, uint8 [H, W, 3], with the given short side."""
+    large_enough = _REDUCING_GAP * short_side
     if isinstance(image, bytes):
         name: str | Path = "image"
         pixels = decode_image(image, name, min_short_side=large_enough, max_pixels=max_pixels)
@@ -389,17 +379,17 @@ def read_resized(image: str | Path | bytes, short_side: int, max_pixels: int = M
     return to_short_side(pixels, short_side, name, max_pixels)
 
 
-def to_short_side(pixels: Pixels, short_side: int, path: str | Path = "image", max_pixels: int = MAX_PIXELS) -> Pixels:
-    """Pixels [H, W, 3] with the given short side; ``path`` names them in the error for what is too long and thin."""
+def to_short_side(pixels: RGB, short_side: int, path: str | Path = "image", max_pixels: int = MAX_PIXELS) -> RGB:
+    """Resize pixels [H, W, 3] to the given short side; ``path`` is only used in the error."""
     height, width = resized_shape(pixels.shape[0], pixels.shape[1], short_side)
     if height * width > max_pixels:
-        was = f"{pixels.shape[1]} x {pixels.shape[0]}"
-        raise UnreadableImage(path, f"{was} pixels is too long and thin to have a short side of {short_side}")
+        size = f"{pixels.shape[1]} x {pixels.shape[0]}"
+        raise UnreadableImage(path, f"{size} pixels is too elongated for a short side of {short_side}")
     return resize(pixels, height, width)
 
 
 def resized_shape(height: int, width: int, short_side: int) -> tuple[int, int]:
-    """Height and width with the short side as given and the shape kept, to the nearest pixel.
+    """Return height and width for the given short side at the same aspect ratio, to the nearest pixel.
 
     >>> resized_shape(450, 600, 256)
     (256, 341)
@@ -408,18 +398,18 @@ def resized_shape(height: int, width: int, short_side: int) -> tuple[int, int]:
     return round(height * scale), round(width * scale)
 
 
-def resize(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Bicubic and antialiased, [H, W, 3] to [height, width, 3].
+def resize(pixels: RGB, height: int, width: int) -> RGB:
+    """Resize [H, W, 3] to [height, width, 3], bicubic and antialiased.
 
-    torch gives the levels of Pillow to within one, four times as fast. Where torch is not loaded, a model in another
-    engine shall not need it for this alone: the same bits come from sparse products, several times as slowly.
+    torch agrees with Pillow to within one level and is four times as fast. Where torch is not imported (a deployed
+    model in another engine), sparse products give the same bits several times slower.
     """
     if pixels.shape[:2] == (height, width):
         return pixels
-    return _resize_by_torch(pixels, height, width) if "torch" in sys.modules else resize_plainly(pixels, height, width)
+    return (_resize_torch if "torch" in sys.modules else resize_without_torch)(pixels, height, width)
 
 
-def _resize_by_torch(pixels: Pixels, height: int, width: int) -> Pixels:
+def _resize_torch(pixels: RGB, height: int, width: int) -> RGB:
     import torch
     import torch.nn.functional as F
 
@@ -428,39 +418,39 @@ def _resize_by_torch(pixels: Pixels, height: int, width: int) -> Pixels:
     return resized[0].permute(1, 2, 0).contiguous().numpy()
 
 
-def resize_plainly(pixels: Pixels, height: int, width: int) -> Pixels:
-    """What torch computes, bit for bit: along the width, then along the height, in whole numbers of 16 bits."""
-    turned = _resize_lines(np.ascontiguousarray(pixels.transpose(1, 0, 2)), width)
-    return _resize_lines(np.ascontiguousarray(turned.transpose(1, 0, 2)), height)
+def resize_without_torch(pixels: RGB, height: int, width: int) -> RGB:
+    """Resize as torch does, bit for bit: along the width, then along the height, with 16-bit integer weights."""
+    columns = _resize_lines(np.ascontiguousarray(pixels.transpose(1, 0, 2)), width)
+    return _resize_lines(np.ascontiguousarray(columns.transpose(1, 0, 2)), height)
 
 
-def _resize_lines(lines: Pixels, count: int) -> Pixels:
-    """[n, ...] to [count, ...], each output the weighted sum of the inputs around its place."""
+def _resize_lines(lines: RGB, count: int) -> RGB:
+    """Resize [n, ...] to [count, ...]; each output line is a weighted sum of input lines."""
     if len(lines) == count:
         return lines
     from scipy import sparse
 
-    first, weights = _weights(len(lines), count)
-    # Weights as whole numbers: as many bits after the point as leave the largest within 15 bits.
+    first, weights = _cubic_weights(len(lines), count)
+    # Integer weights with as many fractional bits as keep the largest within 15 bits.
     bits = next(b for b in range(22, 0, -1) if int(0.5 + weights.max() * 2**b) < 2**15)
-    whole = np.trunc(weights * 2**bits + np.where(weights < 0, -0.5, 0.5)).astype(np.int32)
-    row, tap = np.nonzero(whole)
-    matrix = sparse.csr_array((whole[row, tap], (row, first[row] + tap)), shape=(count, len(lines)))
+    integers = np.trunc(weights * 2**bits + np.where(weights < 0, -0.5, 0.5)).astype(np.int32)
+    row, tap = np.nonzero(integers)
+    matrix = sparse.csr_array((integers[row, tap], (row, first[row] + tap)), shape=(count, len(lines)))
     sums = matrix @ lines.reshape(len(lines), -1).astype(np.int32)
     sums += 1 << (bits - 1)
     return np.clip(sums >> bits, 0, 255).astype(np.uint8).reshape(count, *lines.shape[1:])
 
 
-def _weights(old: int, new: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Where the inputs of each output begin, [new], and their weights, [new, taps], rows summing to one: the cubic of
-    Keys (a = -1/2) around the output's centre, stretched where the image gets smaller, cut off at the edges."""
+def _cubic_weights(old: int, new: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the first input of each output, [new], and the weights, [new, taps], rows summing to one: the Keys cubic
+    (a = -1/2) around the output's centre, stretched when shrinking and truncated at the edges."""
     scale = old / new
     stretch = max(scale, 1.0)
     centre = scale * (np.arange(new) + 0.5)
     first = np.maximum((centre - 2 * stretch + 0.5).astype(np.int64), 0)
     last = np.minimum((centre + 2 * stretch + 0.5).astype(np.int64), old)
-    place = first[:, None] + np.arange(2 * math.ceil(2 * stretch) + 1)
-    x = np.abs(place - centre[:, None] + 0.5) / stretch
+    index = first[:, None] + np.arange(2 * math.ceil(2 * stretch) + 1)
+    x = np.abs(index - centre[:, None] + 0.5) / stretch
     near, far = (1.5 * x - 2.5) * x * x + 1, -0.5 * (((x - 5) * x + 8) * x - 4)
-    weights = np.where((place < last[:, None]) & (x < 2), np.where(x < 1, near, far), 0.0)
+    weights = np.where((index < last[:, None]) & (x < 2), np.where(x < 1, near, far), 0.0)
     return first, weights / weights.sum(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Who trains and who is held out: drawn by class or by group, in folds, as given, or as written down before."""
+"""Split a table into train, calibration, val and test: by group, by class, in folds, as given, or from split.csv."""
 
 from __future__ import annotations
 
@@ -14,240 +14,114 @@ from cclnet.errors import InputError
 from cclnet.files import write_whole
 from cclnet.settings import SplitSettings
 
-# What a split gives away: groups (lesions, patients) that lie on two sides of it.
-
-
-Texts = npt.NDArray[np.str_]
-
-
-def leaks(
-    parts: Texts, groups: Texts, labels: npt.NDArray[np.integer] | None = None, classes: Sequence[str] = ()
-) -> pd.DataFrame:
-    """For each part but train: how many images belong to a group that also lies in train.
-
-    Returns columns part, class, images, shared, share; one row a part (class "") and, with ``labels`` ([N] indices
-    or [N, K] of zeros and ones), one row a part and class. An empty group is unknown and never shared.
-
-    >>> parts, groups = np.array(["train", "train", "val", "val"]), np.array(["a", "b", "b", "c"])
-    >>> leaks(parts, groups).to_dict("records")
-    [{'split': 'val', 'class': '', 'images': 2, 'shared': 1, 'share': 0.5}]
-    """
-    shared = np.isin(groups, groups[parts == "train"]) & (groups != "")
-    of_class = {"": np.full(len(parts), True)}
-    if labels is not None:
-        for index, name in enumerate(classes):
-            of_class[name] = labels[:, index] > 0 if labels.ndim == 2 else labels == index
-    rows = []
-    for part in (name for name in SPLITS[1:] if name in parts):
-        for name, members in of_class.items():
-            inside = members & (parts == part)
-            images, hit = int(inside.sum()), int((inside & shared).sum())
-            rows.append((part, name, images, hit, hit / images if images else float("nan")))
-    return pd.DataFrame(rows, columns=["split", "class", "images", "shared", "share"])
-
-
-def groups_on_two_sides(parts: Texts, groups: Texts) -> dict[str, list[str]]:
-    """Groups that lie in more than one part, each with its parts in order."""
-    pairs = pd.DataFrame({"group": groups, "split": parts}).query("group != ''").drop_duplicates()
-    divided = pairs[pairs.duplicated("group", keep=False)]
-    return {str(group): sorted(held["split"], key=SPLITS.index) for group, held in divided.groupby("group")}
-
-
-# Deal units (images, lesions, patients) out to parts so that every class keeps its ratio in each.
-
-
+SplitNames = npt.NDArray[np.str_]  # one of SPLITS per image
 Counts = npt.NDArray[np.int64]
-Index = npt.NDArray[np.intp]
+Indices = npt.NDArray[np.intp]
+_SPLIT_DTYPE = f"<U{max(map(len, SPLITS))}"
 
 
-def stratify(counts: Counts, fractions: npt.ArrayLike, generator: np.random.Generator) -> Index:
-    """The part of each unit, [U], for units that cannot be divided.
-
-    Units with the same content are of one kind and are interchangeable: of each kind every part gets its share,
-    rounded down, at random. With lesions that is a stratification by class and by number of images at once. The
-    few left over, and units like no other (patients with several diagnoses), are placed one by one, the heaviest
-    first, each where it lowers
-
-        sum over parts p and classes k of (have_pk - target_pk)^2 / (target_pk * total_k),
-
-    which is how far every class is from its ratio, weighed so that small parts and rare classes count as much.
-    At last a part without any image of a class gets one unit of it, where another part can spare it.
-
-    Args:
-        counts: images of each class in each unit, [U, K].
-        fractions: share of each part, [P], above zero, summing to one.
-
-    >>> counts = np.repeat([[1, 0], [0, 2]], [80, 20], axis=0)
-    >>> part = stratify(counts, [0.75, 0.25], np.random.default_rng(0))
-    >>> [counts[part == p].sum(axis=0).tolist() for p in (0, 1)]
-    [[60, 30], [20, 10]]
-    """
-    shares = np.asarray(fractions, dtype=np.float64)
-    totals = counts.sum(axis=0)
-    counts, totals = counts[:, totals > 0], totals[totals > 0]
-    part, left_over = _deal_by_kind(counts, shares, generator)
-    _place_heaviest_first(part, left_over, counts, shares[:, None] * totals, totals, generator)
-    _leave_no_class_out(part, counts, len(shares))
-    return part
-
-
-def _deal_by_kind(
-    counts: Counts, shares: npt.NDArray[np.float64], generator: np.random.Generator
-) -> tuple[Index, Index]:
-    part = np.full(len(counts), -1, dtype=np.intp)
-    # Equal rows have equal fingerprints; sorting numbers is ten times faster than sorting rows.
-    fingerprint = counts @ generator.integers(np.iinfo(np.int64).max, size=counts.shape[1])
-    kind = np.unique(fingerprint, return_inverse=True)[1].reshape(-1)
-    shuffled = generator.permutation(len(counts))
-    by_kind = shuffled[np.argsort(kind[shuffled], kind="stable")]
-    left_over = []
-    for members in np.split(by_kind, np.flatnonzero(np.diff(kind[by_kind])) + 1):
-        quota = np.floor(shares * len(members) + 1e-9).astype(np.intp)  # 0.3 * 10 is a hair under three
-        part[members[: quota.sum()]] = np.repeat(np.arange(len(shares)), quota)
-        left_over.append(members[quota.sum() :])
-    return part, np.concatenate(left_over)
-
-
-def _place_heaviest_first(
-    part: Index,
-    units: Index,
-    counts: Counts,
-    target: npt.NDArray[np.float64],
-    totals: Counts,
-    generator: np.random.Generator,
-) -> None:
-    units = generator.permutation(units)
-    weight = (counts[units] / totals).max(axis=1, initial=0.0)
-    # Heavy to within a factor of two and random inside that, so that the seed decides, not the size alone.
-    octave = np.floor(np.log2(np.maximum(weight, np.finfo(float).tiny)))
-    units = units[np.argsort(-octave, kind="stable")]
-    have = np.stack([counts[part == p].sum(axis=0) for p in range(len(target))]).astype(np.float64)
-    for unit in units:
-        count = counts[unit]
-        growth = (count * (count + 2 * (have - target)) / (target * totals)).sum(axis=1)
-        part[unit] = growth.argmin()
-        have[part[unit]] += count
-
-
-def _leave_no_class_out(part: Index, counts: Counts, num_parts: int) -> None:
-    """Where a part lacks a class, move it a unit that is not the last of any class where it lies; the lightest such.
-    Every move fills a gap and opens none."""
-    has = counts > 0
-    held = np.stack([has[part == p].sum(axis=0) for p in range(num_parts)])
-    for class_ in np.argsort(has.sum(axis=0), kind="stable"):
-        for empty in np.flatnonzero(held[:, class_] == 0):
-            units = np.flatnonzero(has[:, class_])
-            spare = units[(~has[units] | (held[part[units]] > 1)).all(axis=1)]
-            if len(spare):
-                unit = spare[np.lexsort((counts[spare].sum(axis=1), -held[part[spare], class_]))[0]]
-                held[part[unit]] -= has[unit]
-                part[unit] = empty
-                held[empty] += has[unit]
-
-
-Parts = npt.NDArray[np.str_]
-_PART = f"<U{max(map(len, SPLITS))}"
-
-
-def make_split(table: ImageTable, settings: SplitSettings | None = None) -> Parts:
-    """The part of each image, [N]."""
+def make_split(table: ImageTable, settings: SplitSettings | None = None) -> SplitNames:
+    """Return the split name of each image, [N]."""
     settings = settings or SplitSettings()
     if settings.file:
-        parts = read_split(settings.file, table)
-        _refuse_leaks(parts, table, settings, f"the split in {settings.file}")
-    elif _take_as_given(table, settings):
-        parts = _calibration_from_train(table, settings)
-        _refuse_leaks(parts, table, settings, f"the split that comes with the {table.source}")
-    else:
-        parts = _draw(table, settings)
-    return parts
+        splits = read_split(settings.file, table)
+        _refuse_leaks(splits, table, settings, f"the split in {settings.file}")
+        return splits
+    if _use_given_splits(table, settings):
+        splits = _given_splits(table, settings)
+        _refuse_leaks(splits, table, settings, f"the split that comes with the {table.source}")
+        return splits
+    return _random_split(table, settings)
 
 
-def _take_as_given(table: ImageTable, settings: SplitSettings) -> bool:
-    has_parts = table.splits is not None and len(np.unique(table.splits)) > 1
-    if settings.by == "given" and not has_parts:
+def _use_given_splits(table: ImageTable, settings: SplitSettings) -> bool:
+    has_splits = table.splits is not None and len(np.unique(table.splits)) > 1
+    if settings.by == "given" and not has_splits:
         raise InputError(
-            f"split: by = 'given', but the {table.source} has no parts. "
-            "Name its part column, or split by group or class."
+            f"split: by = 'given', but the {table.source} has no splits. "
+            "Name its split column, or split by group or class."
         )
-    given = has_parts and settings.by in ("auto", "given")
+    given = has_splits and settings.by in ("auto", "given")
     if given and (settings.folds is not None or settings.test > 0):
         raise InputError(
-            f"split: the {table.source} comes with parts, so there is nothing to draw folds or a test part from. "
-            "Say by = 'group' or by = 'class' to divide its images anew (a test part that it has stays as it is)."
+            f"split: the {table.source} comes with splits, so folds and a test share cannot be drawn. "
+            "Set by = 'group' or by = 'class' to split its images anew (a given test split is kept)."
         )
     return given
 
 
-def _calibration_from_train(table: ImageTable, settings: SplitSettings) -> Parts:
+def _given_splits(table: ImageTable, settings: SplitSettings) -> SplitNames:
+    """Return the given splits, with a calibration split taken from train where settings ask for one."""
     assert table.splits is not None
-    parts = table.splits.astype(_PART)
+    splits = table.splits.astype(_SPLIT_DTYPE)
     if settings.calibration > 0:
-        if "calibration" in parts:
-            raise InputError(f"split: the {table.source} has a calibration part already; leave calibration at 0.")
-        _take_out(parts, "calibration", settings.calibration * len(table), table, _safe_way(table), settings.seed)
-    return parts
+        if "calibration" in splits:
+            raise InputError(f"split: the {table.source} already has a calibration split; leave calibration at 0.")
+        images = settings.calibration * len(table)
+        _take_from_train(splits, "calibration", images, table, _default_by(table), settings.seed)
+    return splits
 
 
-def _safe_way(table: ImageTable) -> str:
+def _default_by(table: ImageTable) -> str:
     return "class" if table.groups is None else "group"
 
 
-def _draw(table: ImageTable, settings: SplitSettings) -> Parts:
-    """Test, val and calibration one after the other out of "train", each with a random stream of its own, so that
-    asking for one of them does not change those before it."""
-    by = settings.by if settings.by != "auto" else _safe_way(table)
+def _random_split(table: ImageTable, settings: SplitSettings) -> SplitNames:
+    """Take test, val and calibration from train, in this order.
+
+    Each has its own random stream, so adding one of them does not change those before it.
+    """
+    by = settings.by if settings.by != "auto" else _default_by(table)
     if by == "group" and table.groups is None:
         raise InputError(
-            f"split: by = 'group', but the {table.source} names no groups. Name its group column, or split by class."
+            f"split: by = 'group', but the {table.source} has no groups. Name its group column, or split by class."
         )
-    parts = np.full(len(table), "train", dtype=_PART)
+    splits = np.full(len(table), "train", dtype=_SPLIT_DTYPE)
     if table.splits is not None and "test" in table.splits:
         if settings.test > 0:
-            raise InputError(f"split: the {table.source} has a test part already; leave test at 0.")
-        parts[table.splits == "test"] = "test"
-    divided = int((parts == "train").sum())
+            raise InputError(f"split: the {table.source} already has a test split; leave test at 0.")
+        splits[table.splits == "test"] = "test"
+    available = int((splits == "train").sum())
     if settings.test > 0:
-        _take_out(parts, "test", settings.test * divided, table, by, settings.seed)
+        _take_from_train(splits, "test", settings.test * available, table, by, settings.seed)
     if settings.folds is not None:
-        _take_fold(parts, settings, table, by)
+        _take_fold(splits, settings, table, by)
     elif settings.val > 0:
-        _take_out(parts, "val", settings.val * divided, table, by, settings.seed)
+        _take_from_train(splits, "val", settings.val * available, table, by, settings.seed)
     if settings.calibration > 0:
-        _take_out(parts, "calibration", settings.calibration * divided, table, by, settings.seed)
+        _take_from_train(splits, "calibration", settings.calibration * available, table, by, settings.seed)
     if by == "group":
-        _refuse_leaks(parts, table, settings, f"the test part that comes with the {table.source}")
-    return parts
+        _refuse_leaks(splits, table, settings, f"the test split that comes with the {table.source}")
+    return splits
 
 
-def _take_out(parts: Parts, name: str, images: float, table: ImageTable, by: str, seed: int) -> None:
-    """Turn about so many images of "train" into part ``name``."""
-    rows = np.flatnonzero(parts == "train")
+def _take_from_train(splits: SplitNames, name: str, images: float, table: ImageTable, by: str, seed: int) -> None:
+    """Move about ``images`` images from train to the split ``name``, in place."""
+    rows = np.flatnonzero(splits == "train")
     share = images / len(rows) if len(rows) else 1.0
     if share >= 1:
-        raise InputError(f"split: {len(rows)} images are left to train on, too few to take {images:g} for {name}.")
+        raise InputError(f"split: {name} needs {images:g} images, but only {len(rows)} are left in train.")
     unit, counts = _units(table, rows, by)
     _refuse_too_few(counts, 2, table, by, f"{name} and train")
     generator = np.random.default_rng([seed, SPLITS.index(name)])
-    parts[rows[stratify(counts, [1 - share, share], generator)[unit] == 1]] = name
+    splits[rows[stratify(counts, [1 - share, share], generator)[unit] == 1]] = name
 
 
-def _take_fold(parts: Parts, settings: SplitSettings, table: ImageTable, by: str) -> None:
+def _take_fold(splits: SplitNames, settings: SplitSettings, table: ImageTable, by: str) -> None:
+    """Move the fold ``settings.fold`` of train to val, in place."""
     assert settings.folds is not None
-    rows = np.flatnonzero(parts == "train")
+    rows = np.flatnonzero(splits == "train")
     unit, counts = _units(table, rows, by)
     _refuse_too_few(counts, settings.folds, table, by, f"{settings.folds} folds")
     generator = np.random.default_rng([settings.seed, SPLITS.index("val")])
     fold = stratify(counts, np.full(settings.folds, 1 / settings.folds), generator)
-    parts[rows[fold[unit] == settings.fold]] = "val"
+    splits[rows[fold[unit] == settings.fold]] = "val"
 
 
-def _units(
-    table: ImageTable, rows: npt.NDArray[np.intp], by: str
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """For each row its unit, and for each unit [U] its images of each class and altogether, [U, K + 1].
+def _units(table: ImageTable, rows: Indices, by: str) -> tuple[Indices, Counts]:
+    """Return the unit (group or image) of each row, and the images of each class and in total per unit, [U, K + 1].
 
-    Units are sorted by name, so that the order of the rows has no say.
+    Units are sorted by name, so the order of the rows does not matter.
     """
     keys = _group_keys(table) if by == "group" else np.asarray(table.names, dtype=str)
     unit = np.unique(keys[rows], return_inverse=True)[1].reshape(-1)
@@ -261,45 +135,158 @@ def _units(
 
 
 def _group_keys(table: ImageTable) -> npt.NDArray[np.str_]:
-    """The groups, where an image without one is a group of its own."""
+    """Return the groups; an image without a group gets a group of its own."""
     assert table.groups is not None
     own = np.char.add("\0image ", np.asarray(table.names, dtype=str))
     return np.where(table.groups == "", own, table.groups)
 
 
-def _refuse_too_few(counts: npt.NDArray[np.int64], needed: int, table: ImageTable, by: str, what: str) -> None:
-    held = (counts[:, :-1] > 0).sum(axis=0)
-    short = [f"{name} ({count})" for name, count in zip(table.classes, held, strict=True) if 0 < count < needed]
+def _refuse_too_few(counts: Counts, needed: int, table: ImageTable, by: str, what: str) -> None:
+    present = (counts[:, :-1] > 0).sum(axis=0)
+    short = [f"{name} ({count})" for name, count in zip(table.classes, present, strict=True) if 0 < count < needed]
     if short:
         units = "groups" if by == "group" else "images"
         raise InputError(
             f"split: {what} need at least {needed} {units} of every class. Too few {units}: {', '.join(short)}. "
-            "Leave these classes out, add images, or ask for fewer parts."
+            "Remove these classes, add images, or ask for fewer splits."
         )
 
 
-def _refuse_leaks(parts: Parts, table: ImageTable, settings: SplitSettings, what: str) -> None:
+def stratify(counts: Counts, fractions: npt.ArrayLike, generator: np.random.Generator) -> Indices:
+    """Assign indivisible units (images, lesions, patients) to P subsets so that every class keeps its ratio, [U].
+
+    1. Units with equal counts are interchangeable: each subset gets its share of them, rounded down, at random.
+    2. The remaining units are placed one by one, largest first, each where it least increases
+
+           sum over subsets p and classes k of (have_pk - target_pk)^2 / (target_pk * total_k),
+
+       the deviation from the target ratios, weighted so that small subsets and rare classes count as much.
+    3. A subset without any unit of a class gets one from a subset that can spare it.
+
+    Args:
+        counts: images of each class in each unit, [U, K].
+        fractions: share of each subset, [P], above zero, summing to one.
+
+    >>> counts = np.repeat([[1, 0], [0, 2]], [80, 20], axis=0)
+    >>> subset = stratify(counts, [0.75, 0.25], np.random.default_rng(0))
+    >>> [counts[subset == p].sum(axis=0).tolist() for p in (0, 1)]
+    [[60, 30], [20, 10]]
+    """
+    shares = np.asarray(fractions, dtype=np.float64)
+    totals = counts.sum(axis=0)
+    counts, totals = counts[:, totals > 0], totals[totals > 0]
+    subset, remaining = _assign_equal_units(counts, shares, generator)
+    _assign_greedily(subset, remaining, counts, shares[:, None] * totals, totals, generator)
+    _fill_missing_classes(subset, counts, len(shares))
+    return subset
+
+
+def _assign_equal_units(
+    counts: Counts, shares: npt.NDArray[np.float64], generator: np.random.Generator
+) -> tuple[Indices, Indices]:
+    subset = np.full(len(counts), -1, dtype=np.intp)
+    # Equal rows have equal fingerprints; sorting numbers is ten times faster than sorting rows.
+    fingerprint = counts @ generator.integers(np.iinfo(np.int64).max, size=counts.shape[1])
+    kind = np.unique(fingerprint, return_inverse=True)[1].reshape(-1)
+    shuffled = generator.permutation(len(counts))
+    by_kind = shuffled[np.argsort(kind[shuffled], kind="stable")]
+    remaining = []
+    for members in np.split(by_kind, np.flatnonzero(np.diff(kind[by_kind])) + 1):
+        quota = np.floor(shares * len(members) + 1e-9).astype(np.intp)  # 1e-9: 0.3 * 10 is slightly below 3
+        subset[members[: quota.sum()]] = np.repeat(np.arange(len(shares)), quota)
+        remaining.append(members[quota.sum() :])
+    return subset, np.concatenate(remaining)
+
+
+def _assign_greedily(
+    subset: Indices, units: Indices, counts: Counts, target: npt.NDArray[np.float64], totals: Counts,
+    generator: np.random.Generator,
+) -> None:  # fmt: skip
+    units = generator.permutation(units)
+    weight = (counts[units] / totals).max(axis=1, initial=0.0)
+    # Sorted by size to within a factor of two and random inside that, so that the seed matters, not size alone.
+    octave = np.floor(np.log2(np.maximum(weight, np.finfo(float).tiny)))
+    units = units[np.argsort(-octave, kind="stable")]
+    have = np.stack([counts[subset == p].sum(axis=0) for p in range(len(target))]).astype(np.float64)
+    for unit in units:
+        count = counts[unit]
+        growth = (count * (count + 2 * (have - target)) / (target * totals)).sum(axis=1)
+        subset[unit] = growth.argmin()
+        have[subset[unit]] += count
+
+
+def _fill_missing_classes(subset: Indices, counts: Counts, num_subsets: int) -> None:
+    """Where a subset lacks a class, move it the smallest unit that is not the last of any class in its own subset.
+
+    Every move fills one gap and opens none.
+    """
+    has = counts > 0
+    present = np.stack([has[subset == p].sum(axis=0) for p in range(num_subsets)])
+    for class_ in np.argsort(has.sum(axis=0), kind="stable"):
+        for empty in np.flatnonzero(present[:, class_] == 0):
+            units = np.flatnonzero(has[:, class_])
+            spare = units[(~has[units] | (present[subset[units]] > 1)).all(axis=1)]
+            if len(spare):
+                unit = spare[np.lexsort((counts[spare].sum(axis=1), -present[subset[spare], class_]))[0]]
+                present[subset[unit]] -= has[unit]
+                subset[unit] = empty
+                present[empty] += has[unit]
+
+
+def leaks(
+    splits: SplitNames, groups: SplitNames, labels: npt.NDArray[np.integer] | None = None, classes: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Count, for every split but train, the images whose group also occurs in train.
+
+    Returns columns split, class, images, shared, share: one row per split (class "") and, with ``labels`` ([N]
+    indices or [N, K] of zeros and ones), one row per split and class. An empty group is unknown and never shared.
+
+    >>> splits, groups = np.array(["train", "train", "val", "val"]), np.array(["a", "b", "b", "c"])
+    >>> leaks(splits, groups).to_dict("records")
+    [{'split': 'val', 'class': '', 'images': 2, 'shared': 1, 'share': 0.5}]
+    """
+    shared = np.isin(groups, groups[splits == "train"]) & (groups != "")
+    of_class = {"": np.full(len(splits), True)}
+    if labels is not None:
+        for index, name in enumerate(classes):
+            of_class[name] = labels[:, index] > 0 if labels.ndim == 2 else labels == index
+    rows = []
+    for split in (name for name in SPLITS[1:] if name in splits):
+        for name, members in of_class.items():
+            inside = members & (splits == split)
+            images, hit = int(inside.sum()), int((inside & shared).sum())
+            rows.append((split, name, images, hit, hit / images if images else float("nan")))
+    return pd.DataFrame(rows, columns=["split", "class", "images", "shared", "share"])
+
+
+def divided_groups(splits: SplitNames, groups: SplitNames) -> dict[str, list[str]]:
+    """Return the groups that occur in more than one split, each with its splits in order."""
+    pairs = pd.DataFrame({"group": groups, "split": splits}).query("group != ''").drop_duplicates()
+    divided = pairs[pairs.duplicated("group", keep=False)]
+    return {str(group): sorted(rows["split"], key=SPLITS.index) for group, rows in divided.groupby("group")}
+
+
+def _refuse_leaks(splits: SplitNames, table: ImageTable, settings: SplitSettings, what: str) -> None:
     if table.groups is None or settings.allow_leaks:
         return
-    if not (divided := groups_on_two_sides(parts, table.groups)):
+    if not (divided := divided_groups(splits, table.groups)):
         return
-    some = ", ".join(f"{group} ({' and '.join(held)})" for group, held in list(divided.items())[:5])
+    some = ", ".join(f"{group} ({' and '.join(names)})" for group, names in list(divided.items())[:5])
     more = f" and {len(divided) - 5} more" if len(divided) > 5 else ""
-    found = leaks(parts, table.groups)
     shares = "".join(
         f" {row.share:.1%} of the {row.split} images share a group with train."
-        for row in found.itertuples()
+        for row in leaks(splits, table.groups).itertuples()
         if row.shared
     )
     raise InputError(
-        f"split: {what} has {len(divided)} groups on two sides: {some}{more}.{shares} Scores would look "
-        "better than they are. Split by group instead, or set allow_leaks to go on all the same."
+        f"split: {what} has {len(divided)} groups in more than one split: {some}{more}.{shares} Scores would be too "
+        "high. Split by group instead, or set allow_leaks = true to continue."
     )
 
 
-def write_split(path: str | Path, table: ImageTable, parts: Parts) -> None:
-    """split.csv: image, part, group (where known) and label, for people to read and for :func:`read_split`."""
-    columns = {"image": list(table.names), "split": parts.tolist()}
+def write_split(path: str | Path, table: ImageTable, splits: SplitNames) -> None:
+    """Write split.csv with columns image, split, group (where known) and label."""
+    columns = {"image": list(table.names), "split": splits.tolist()}
     if table.groups is not None:
         columns["group"] = table.groups.tolist()
     columns["label"] = _label_names(table)
@@ -313,17 +300,17 @@ def _label_names(table: ImageTable) -> list[str]:
     return names[table.labels].tolist()
 
 
-def read_split(path: str | Path, table: ImageTable) -> Parts:
-    """The parts written in a split.csv, in the order of the table. Columns image and part are read, others not.
+def read_split(path: str | Path, table: ImageTable) -> SplitNames:
+    """Return the splits in a split.csv, in the order of the table. Only the columns image and split are read.
 
-    Every image of the table must be in the file once, and no others.
+    The file must name every image of the table once, and no others.
     """
     try:
         rows = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # pandas' parser errors and undecodable bytes are ValueErrors
         raise InputError(f"cannot read the split {path}: {error}") from error
     if "split" not in rows.columns:
-        rows = rows.rename(columns={"part": "split"})  # the name of the column before version 0.2
+        rows = rows.rename(columns={"part": "split"})  # name of the column before version 0.2
     if missing := {"image", "split"} - set(rows.columns):
         raise InputError(
             f"{path}: a split has columns image and split; {' and '.join(sorted(missing))} not found among "
@@ -335,7 +322,7 @@ def read_split(path: str | Path, table: ImageTable) -> Parts:
         ("images of the data are not in the file", [name for name in table.names if name not in listed]),
         ("images in the file are not in the data", [name for name in rows["image"].unique() if name not in known]),
         ("images are in the file more than once", list(rows["image"][rows["image"].duplicated()].unique())),
-        (f"parts are none of {', '.join(SPLITS)}", [repr(part) for part in wrong]),
+        (f"split names are none of {', '.join(SPLITS)}", [repr(name) for name in wrong]),
     ]
     found = [
         f"{len(items)} {what}: {', '.join(items[:5])}{', …' if len(items) > 5 else ''}"
@@ -344,5 +331,5 @@ def read_split(path: str | Path, table: ImageTable) -> Parts:
     ]
     if found:
         raise InputError(f"{path} does not fit the {table.source}. {'. '.join(found)}. Was it written for other data?")
-    split_summary = dict(zip(rows["image"], rows["split"], strict=True))
-    return np.array([split_summary[name] for name in table.names], dtype=_PART)
+    split_of = dict(zip(rows["image"], rows["split"], strict=True))
+    return np.array([split_of[name] for name in table.names], dtype=_SPLIT_DTYPE)

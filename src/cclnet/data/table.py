@@ -1,4 +1,4 @@
-"""The one table that every data source gives."""
+"""ImageTable: the images, labels, groups and splits that every data source returns."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SPLITS = ("train", "calibration", "val", "test")
 
 @dataclass(frozen=True)
 class ImageTable:
-    """Images with their labels, and where known their groups and parts. All sequences have length N.
+    """Images with labels and, where known, groups and splits. All sequences have length N.
 
     Attributes:
-        source: what was recognised, in words ("ISIC challenge folder").
+        source: name of the recognised layout ("ISIC challenge folder").
         root: the file or folder the table was read from; image files lie inside it.
         names: unique names of the images, as they appear in split.csv and predictions.csv.
-        images: where the pixels are: a path for each image, or one uint8 array [N, H, W] or [N, H, W, C].
-        labels: class indices, int64 [N]; or for several labels at once, uint8 [N, K] of zeros and ones.
+        images: one path per image, or one uint8 array [N, H, W] or [N, H, W, C].
+        labels: class indices, int64 [N]; or for multi-label data zeros and ones, uint8 [N, K].
         classes: names of the K classes.
-        groups: what must stay on one side of a split (lesion, patient), or None where unknown.
+        groups: lesion or patient of each image, which must not be divided between splits; None where unknown.
         splits: "train", "calibration", "val" or "test" for each image, or None where not given.
-        extra: any further columns, one row an image.
-        problems: what was left out and why, one sentence each (an image without label, ...).
+        extra: further columns, one row per image.
+        problems: one sentence for each kind of image or label that was left out, with the reason.
     """
 
     source: str
@@ -54,7 +54,7 @@ class ImageTable:
         if len(set(self.names)) != count:
             raise InputError(f"{self.source}: image names are not unique.")
         if self.splits is not None and (odd := sorted(set(self.splits.tolist()) - set(SPLITS))):
-            raise InputError(f"{self.source}: parts must be among {', '.join(SPLITS)}, got {', '.join(odd)}.")
+            raise InputError(f"{self.source}: splits must be among {', '.join(SPLITS)}, got {', '.join(odd)}.")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -68,22 +68,22 @@ class ImageTable:
         return len(self.classes)
 
     def fingerprint(self) -> str:
-        """The same for the same names, labels, classes and groups, wherever the images lie."""
-        found = hashlib.blake2b(digest_size=8)
-        for part in (self.names, self.classes, () if self.groups is None else self.groups.tolist()):
-            found.update(json.dumps(list(part)).encode())
-        found.update(np.ascontiguousarray(self.labels).tobytes())
-        return found.hexdigest()
+        """Return a hash of names, labels, classes and groups; the location of the images does not matter."""
+        digest = hashlib.blake2b(digest_size=8)
+        for values in (self.names, self.classes, () if self.groups is None else self.groups.tolist()):
+            digest.update(json.dumps(list(values)).encode())
+        digest.update(np.ascontiguousarray(self.labels).tobytes())
+        return digest.hexdigest()
 
     def class_counts(self, rows: npt.NDArray[np.intp] | None = None) -> npt.NDArray[np.int64]:
-        """Images of each class (of the given rows), [K]."""
+        """Return the number of images of each class, [K], over all rows or the given ones."""
         labels = self.labels if rows is None else self.labels[rows]
         if self.multilabel:
             return labels.sum(axis=0, dtype=np.int64)
         return np.bincount(labels, minlength=self.num_classes).astype(np.int64)
 
     def select(self, rows: npt.NDArray[np.intp]) -> ImageTable:
-        """The table of the given rows, in their order."""
+        """Return the table of the given rows, in their order."""
         images = self.images[rows] if isinstance(self.images, np.ndarray) else [self.images[i] for i in rows]
         return replace(
             self,

@@ -21,7 +21,6 @@ from cclnet.data.image_io import SUFFIXES, UnreadableImage
 from cclnet.data.parallel import available_cores, counting_images, in_order
 from cclnet.data.sources import manifest, open_data
 from cclnet.data.sources.image_files import below, image_files, locate
-from cclnet.data.sources.table_file import read_sheet
 from cclnet.data.table import ImageTable
 from cclnet.deploy.description import Description
 from cclnet.deploy.engines import prepare, torch_device
@@ -106,7 +105,7 @@ def _written(name: str) -> str:
 
 
 def _of_table(sheet: Path, asked: str | None, folder: Path) -> Inputs:
-    rows = read_sheet(sheet)
+    rows = manifest.read_sheet(sheet)
     column = manifest.image_column(sheet, rows, asked)
     names: list[str] = rows[column].tolist()
     problems, images = {}, []
@@ -127,7 +126,7 @@ def _along(sheet: Path, rows: pd.DataFrame, image: str) -> dict[str, list[str]]:
     """The labels and groups of a table, so that the predictions can be judged. They are found as training finds them;
     which column the labels are in may be open here, for nothing is learned from them."""
     known = [str(column) for column in rows.columns]
-    group, part = (manifest.find_column(sheet, known, None, usual) for usual in (manifest.GROUP, manifest.PART))
+    group, part = (manifest.find_column(sheet, known, None, usual) for usual in (manifest.GROUP, manifest.SPLIT))
     along: dict[str, list[str]] = {}
     with contextlib.suppress(InputError):
         asked = "label" if "label" in known else None  # whatever else may be one
@@ -213,7 +212,7 @@ def prepared(description: Description, inputs: Inputs, batch_size: int, workers:
     if len(to_do) >= WORTH_TORCH:
         import torch  # noqa: F401
     try:
-        yield from in_order(prepare_rows, chunks, workers, ahead=2 * workers)
+        yield from in_order(prepare_rows, chunks, workers, prefetch=2 * workers)
     except BrokenProcessPool as error:
         raise InputError(
             "a process that decodes images was killed, most likely because the memory was full. Run it again with "

@@ -97,9 +97,9 @@ def _correlation_words(judged: Mapping[str, Any]) -> str:
         words += f", collapse point {correlation['collapse_softness']:.3f}"
     data = (judged["model"] or {}).get("trained", {}).get("data", "")
     if data.partition(":")[0] == "synthetic":
-        from cclnet.data.synthetic import planted_similarity
+        from cclnet.data.synthetic import known_similarity
 
-        truth = agreement(correlation["matrix"], planted_similarity(len(judged["classes"])))
+        truth = agreement(correlation["matrix"], known_similarity(len(judged["classes"])))
         if not math.isnan(truth):  # labels that are the same for all pairs follow nothing
             words += f", rank correlation with the planted similarity {truth:.2f}"
     if correlation["rarity_agreement"] is not None:

@@ -1,4 +1,7 @@
-"""Every layout that data comes in, one file each, all giving one :class:`~cclnet.data.table.ImageTable`."""
+"""Data sources: each known layout is read to an :class:`~cclnet.data.table.ImageTable`.
+
+To add a layout, write a module with a :class:`Source` and add it to ``SOURCES``.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from cclnet.data.sources import folders, ham10000, isic, manifest, medmnist
+from cclnet.data.sources import folders, isic, manifest, medmnist
 from cclnet.data.sources.image_files import below, image_files, subfolders
 from cclnet.data.sources.source import Source, listed
 from cclnet.data.table import ImageTable
@@ -17,13 +20,13 @@ from cclnet.settings import DataOptions, build_settings
 __all__ = ["SOURCES", "Source", "open_data"]
 
 SOURCES: dict[str, Source] = {
-    "isic": isic.SOURCE,
-    "ham10000": ham10000.SOURCE,
+    "isic": isic.ISIC,
+    "ham10000": isic.HAM10000,
     "medmnist": medmnist.SOURCE,
     "folders": folders.SOURCE,
     "manifest": manifest.SOURCE,
 }
-# Layouts that anything could look like: asked only where none with a name of its own fits.
+# Layouts that many folders resemble: used only where no specific layout fits.
 _GENERAL = ("folders", "manifest")
 
 
@@ -34,7 +37,7 @@ def open_data(path: str | Path, options: DataOptions | None = None, **named: Any
     ``synthetic-multilabel``, also with settings (``synthetic:overlap=much,seed=3``). The layout is detected;
     ``source`` (a name in :data:`SOURCES`) decides if several fit. Options are those of
     :class:`~cclnet.settings.DataOptions`, as an object or by name. Images without a label and labels without an image
-    are left out and listed in the table's ``problems``; ``strict`` refuses them.
+    are excluded and reported in the table's ``problems``; ``strict`` refuses them.
 
     >>> len(open_data("synthetic:images=20,size=16"))
     20
@@ -55,7 +58,7 @@ def open_data(path: str | Path, options: DataOptions | None = None, **named: Any
 
 def _choose(path: Path, options: DataOptions) -> Source:
     if not path.exists():
-        raise InputError(f"there is nothing at {path}. {_supported()}")
+        raise InputError(f"{path} does not exist. {_supported()}")
     if options.source:
         if options.source not in SOURCES:
             raise unknown("source", options.source, SOURCES)
@@ -63,48 +66,48 @@ def _choose(path: Path, options: DataOptions) -> Source:
     if options.describes_manifest:
         return SOURCES["manifest"]
     found = {name: evidence for name, known in SOURCES.items() if (evidence := known.find(path))}
-    named = {name: evidence for name, evidence in found.items() if name not in _GENERAL} or found
-    if len(named) > 1:
-        fitting = "; ".join(
-            f"{SOURCES[name].words} ({listed([e.name for e in evidence], 3)}): source={name}"
-            for name, evidence in named.items()
+    fitting = {name: evidence for name, evidence in found.items() if name not in _GENERAL} or found
+    if len(fitting) > 1:
+        ways = "; ".join(
+            f"{SOURCES[name].title} ({listed([e.name for e in evidence], 3)}): source={name}"
+            for name, evidence in fitting.items()
         )
         raise InputError(
-            f"{path} can be read in {len(named)} ways: {fitting}. Say which with source (--source), or give the file "
+            f"{path} can be read in {len(fitting)} ways: {ways}. Choose one with source (--source), or give the file "
             "or folder of one of them."
         )
-    if not named:
+    if not fitting:
         raise InputError(f"{_nothing_fits(path)} {_supported()}")
-    return SOURCES[next(iter(named))]
+    return SOURCES[next(iter(fitting))]
 
 
 def _nothing_fits(path: Path) -> str:
-    """Why a path was not recognised, from what lies there."""
+    """Return why a path was not recognised."""
     if path.is_file():
-        return f"{path} is not a table or .npz file that is known here."
+        return f"{path} is not a supported table or .npz file."
     if not any(path.iterdir()):
         return f"{path} is an empty folder."
     for folder in subfolders(path)[:20]:
-        if fitting := [known.words for known in SOURCES.values() if known.find(folder)]:
-            return f"{path} is not a data set, but {folder} looks like one ({' or '.join(fitting)}): give that."
+        if fitting := [known.title for known in SOURCES.values() if known.find(folder)]:
+            return f"{path} is not a data set, but {folder} looks like one ({' or '.join(fitting)}): give that path."
     if files := image_files(path, follow_links=True, first_only=True):
-        return f"{path} holds images (such as {below(path, files[0])}) but nothing that labels them."
-    return f"{path} holds no images and no table of them."
+        return f"{path} contains images (such as {below(path, files[0])}) but no labels."
+    return f"{path} contains neither images nor a table of images."
 
 
 def _supported() -> str:
-    layouts = "".join(f"\n  - {source.words}: {source.layout}" for source in SOURCES.values())
-    drawn = "synthetic, synthetic-multilabel: small drawn sets that need no files"
-    return f"What can be read:{layouts}\n  - {drawn}"
+    layouts = "".join(f"\n  - {source.title}: {source.layout}" for source in SOURCES.values())
+    synthetic = "synthetic, synthetic-multilabel: small generated sets that need no files"
+    return f"Supported layouts:{layouts}\n  - {synthetic}"
 
 
 def _synthetic(kind: str, settings: str) -> ImageTable:
-    """``overlap=much,seed=3`` to settings of a drawn set."""
+    """Generate a synthetic set from settings such as ``overlap=much,seed=3``."""
     from cclnet.data.synthetic import SyntheticSettings, synthetic
-    from cclnet.data.synthetic.several_labels import MultilabelSettings, synthetic_multilabel
+    from cclnet.data.synthetic.multilabel import MultilabelSettings, synthetic_multilabel
 
-    several = kind == "synthetic-multilabel"
-    known = {field.name: field.default for field in fields(MultilabelSettings if several else SyntheticSettings)}
+    multilabel = kind == "synthetic-multilabel"
+    known = {field.name: field.default for field in fields(MultilabelSettings if multilabel else SyntheticSettings)}
     chosen: dict[str, Any] = {}
     for assignment in filter(None, settings.split(",")):
         name, _, text = assignment.partition("=")
@@ -112,14 +115,14 @@ def _synthetic(kind: str, settings: str) -> ImageTable:
             raise unknown("setting of the synthetic set", name, known)
         chosen[name] = _value(text)
         if type(known[name]) is int and type(chosen[name]) is not int:
-            raise InputError(f"{kind}:{assignment}: {name} is a whole number, such as {name}={known[name]}.")
-    if several:
+            raise InputError(f"{kind}:{assignment}: {name} must be an integer, such as {name}={known[name]}.")
+    if multilabel:
         return synthetic_multilabel(MultilabelSettings(**chosen))
     return synthetic(SyntheticSettings(**chosen))
 
 
 def _value(text: str) -> bool | int | float | str:
-    """A value by the look of it.
+    """Parse a value as bool, int, float or str.
 
     >>> [_value(text) for text in ("3", "0.1", "true", "much")]
     [3, 0.1, True, 'much']

@@ -1,4 +1,4 @@
-"""A folder for each class, with or without folders for train, validation and test above them."""
+"""One folder per class, optionally below folders for train, validation and test."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
-from cclnet.data.sources.image_files import below, image_files, same_spelling, subfolders
-from cclnet.data.sources.source import SPLIT_NAMES, Findings, Source, encode, finish
+from cclnet.data.sources.image_files import below, image_files, normalise_unicode, subfolders
+from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, finish
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 from cclnet.settings import DataOptions
 
-# Folders that hold the images of other layouts, and never the images of one class.
+# Folders of other layouts, which never contain the images of one class.
 _NOT_A_CLASS = re.compile(r"^(isic.*(input|ground_?truth)|.*images_part_\d+|images?|imgs?|masks?)$", re.IGNORECASE)
 
 
 def find(path: Path) -> list[Path]:
-    """The class folders by which the layout is known: two at least, in one part at least."""
+    """Return the class folders of the split that has most of them; none if there are fewer than two."""
     if not path.is_dir():
         return []
     best: list[Path] = []
@@ -30,46 +30,46 @@ def find(path: Path) -> list[Path]:
 
 
 def read(path: Path, options: DataOptions) -> ImageTable:
-    """The images below each class folder, at any depth; names are paths inside the data folder."""
+    """Return the images below each class folder, at any depth; names are paths inside the data folder."""
     if not path.is_dir():
-        raise InputError(f"{path} is not a folder of class folders.")
-    findings = Findings()
-    parted = bool(_split_folders(path))
-    rows: list[tuple[str, str, str]] = []  # name, label, part
+        raise InputError(f"expected a folder of class folders, got {path}.")
+    notes = SourceNotes()
+    has_splits = bool(_split_folders(path))
+    rows: list[tuple[str, str, str]] = []  # name, label, split
     unlabelled: list[str] = []
     for file in image_files(path, follow_links=options.follow_links):
         name = below(path, file).replace(os.sep, "/")
-        part, label = _place(name.split("/")[:-1], parted)
+        split, label = _split_and_class(name.split("/")[:-1], has_splits)
         if label:
-            rows.append((name, label, part))
+            rows.append((name, label, split))
         else:
             unlabelled.append(name)
-    findings.leave_out("images without a label (in no class folder)", unlabelled)
+    notes.exclude("images without a label (in no class folder)", unlabelled)
     codes, classes = encode([label for _, label, _ in rows])
     table = ImageTable(
-        source=SOURCE.words,
+        source=SOURCE.title,
         root=path,
         names=[name for name, _, _ in rows],
         images=[path / name for name, _, _ in rows],
         labels=codes,
         classes=classes,
-        splits=np.array([part for _, _, part in rows], dtype=np.str_) if parted else None,
+        splits=np.array([split for _, _, split in rows], dtype=np.str_) if has_splits else None,
     )
-    return finish(table, findings, options.strict)
+    return finish(table, notes, options.strict)
 
 
-def _place(above: list[str], parted: bool) -> tuple[str, str]:
-    """Part and class from the folders above an image; no class where it lies beside the class folders."""
-    part = ""
-    if parted:
-        part = SPLIT_NAMES.get(above[0].lower(), "") if above else ""
-        above = above[1:] if part else []
+def _split_and_class(above: list[str], has_splits: bool) -> tuple[str, str]:
+    """Return split and class from the folders above an image; no class for an image beside the class folders."""
+    split = ""
+    if has_splits:
+        split = SPLIT_NAMES.get(above[0].lower(), "") if above else ""
+        above = above[1:] if split else []
     label = above[0] if above and not _NOT_A_CLASS.match(above[0]) else ""
-    return part, same_spelling(label)
+    return split, normalise_unicode(label)
 
 
 def _split_folders(path: Path) -> list[Path]:
-    """Folders called train, val, test and the like, where at least one of them holds class folders."""
+    """Return the folders named train, val, test or similar, if at least one of them contains class folders."""
     named = [folder for folder in subfolders(path) if folder.name.lower() in SPLIT_NAMES]
     return named if any(_has_images(inner) for folder in named for inner in subfolders(folder)) else []
 
@@ -79,7 +79,7 @@ def _has_images(folder: Path) -> bool:
 
 
 SOURCE = Source(
-    words="folder per class",
+    title="folder per class",
     layout="melanoma/*.jpg, nevus/*.jpg, … or train/melanoma/*.jpg, val/…, test/…",
     find=find,
     read=read,

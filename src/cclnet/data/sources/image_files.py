@@ -1,6 +1,6 @@
-"""The image files of a data folder: each found once, none outside it.
+"""List and look up the image files of a data folder: each file once, none outside the folder.
 
-Files are strings in here and become Path objects in the table, for these loops see every file of a data set.
+Paths are strings here, because these loops see every file of a data set and Path objects are slow.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from cclnet.errors import InputError
 def image_files(
     folder: Path, *, root: Path | None = None, follow_links: bool = False, first_only: bool = False
 ) -> list[str]:
-    """All image files in and below a folder, in the order of their paths; ``first_only`` stops at any one.
+    """Return all image files in and below a folder, sorted by path; ``first_only`` stops when one is found.
 
-    Hidden files and what macOS leaves in archives are passed over. A link that leads out of ``root`` (default: the
-    folder) is refused unless ``follow_links``. No folder is entered twice, so links that go in circles end, and
-    folders are entered by their own name before any link to them.
+    Hidden files and ``__MACOSX`` are skipped. A link that leads out of ``root`` (default: the folder) is refused
+    unless ``follow_links``. No folder is entered twice, so circular links end, and folders are entered by their own
+    name before any link to them.
     """
     root = root or folder
     inside = os.path.realpath(root)
@@ -46,7 +46,7 @@ def image_files(
             link = entry.is_symlink()
             if os.path.isdir(entry.path) if link else entry.is_dir():
                 into = linked if link else folders
-            elif (os.path.isfile(entry.path) if link else entry.is_file()) and _named_as_image(entry):
+            elif (os.path.isfile(entry.path) if link else entry.is_file()) and _is_image(entry):
                 into = found
             else:
                 continue
@@ -61,35 +61,33 @@ def image_files(
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders directly inside a folder, hidden ones aside, by name."""
+    """Return the visible folders directly inside a folder, sorted by name."""
     return sorted(Path(entry.path) for entry in _entries(folder) if os.path.isdir(entry.path))
 
 
 def plain_files(folder: Path, suffixes: Iterable[str]) -> list[Path]:
-    """The files directly inside a folder that have one of these suffixes, by name."""
+    """Return the files directly inside a folder that have one of these suffixes, sorted by name."""
     wanted = set(suffixes)
     entries = (entry for entry in _entries(folder) if os.path.splitext(entry.name)[1].lower() in wanted)
     return [Path(path) for path in sorted(entry.path for entry in entries if os.path.isfile(entry.path))]
 
 
 def images_beside(files: Iterable[str]) -> list[str]:
-    """The other image files in the folders of these."""
+    """Return the other image files in the folders of these files."""
     known = set(files)
     folders = sorted({os.path.dirname(file) for file in known})
-    there = (
-        entry.path for folder in folders for entry in _entries(folder) if entry.is_file() and _named_as_image(entry)
-    )
-    return sorted(set(there) - known)
+    entries = (entry for folder in folders for entry in _entries(folder))
+    return sorted({entry.path for entry in entries if entry.is_file() and _is_image(entry)} - known)
 
 
 def below(folder: Path, file: str) -> str:
-    """The path of a file that was found in a folder, from that folder on."""
+    """Return the path of a file relative to the folder it was found in."""
     start = os.path.join(folder, "")
     return file[len(start) :] if file.startswith(start) else os.path.relpath(file, folder)
 
 
 def resolve_inside(folder: Path, names: Iterable[str]) -> list[str]:
-    """Names from a table as paths relative to ``folder``. All that leave it are refused in one error."""
+    """Return names from a table as paths relative to ``folder``; all names outside it are refused in one error."""
     root = os.path.abspath(folder)
     relative, leaving = [], []
     for name in names:
@@ -100,17 +98,17 @@ def resolve_inside(folder: Path, names: Iterable[str]) -> list[str]:
             leaving.append(name)
     if leaving:
         raise InputError(
-            f"images named outside the data folder {folder}: {listed(leaving)}. Names are read relative to the folder "
-            "of the table; give the folder they lie in with image_folder (--image-folder)."
+            f"images outside the data folder {folder}: {listed(leaving)}. Names are relative to the folder of the "
+            "table; give the folder of the images with image_folder (--image-folder)."
         )
     return relative
 
 
 def locate(folder: Path, names: Iterable[str], *, follow_links: bool = False) -> list[list[str]]:
-    """For each name from a table the files it may mean: none, one, or several that differ.
+    """Return the files that each name from a table may refer to: none, one, or several that differ.
 
-    A name is a path inside ``folder``. Where no file has it, a file of the same name, with or without suffix, is
-    looked for in all folders below.
+    A name is a path inside ``folder``. Where there is no such file, a file of the same name, with or without suffix,
+    is searched in all folders below.
     """
     relative = resolve_inside(folder, names)
     found = [[path] if os.path.isfile(path := os.path.join(folder, name)) else [] for name in relative]
@@ -118,12 +116,12 @@ def locate(folder: Path, names: Iterable[str], *, follow_links: bool = False) ->
         _refuse_leaving(folder, [paths[0] for paths in found if paths])
     if all(found):
         return found
-    elsewhere = ByStem(image_files(folder, follow_links=follow_links))
+    elsewhere = ImagesByStem(image_files(folder, follow_links=follow_links))
     return [paths or elsewhere.find_named(name) for paths, name in zip(found, relative, strict=True)]
 
 
 def _refuse_leaving(folder: Path, files: list[str]) -> None:
-    """Refuse files that are, or lie behind, links out of the folder. Only links need their target looked up."""
+    """Refuse files that are, or lie behind, links out of the folder. Only the targets of links are resolved."""
     inside = os.path.realpath(folder)
     stays = {parent: _within(os.path.realpath(parent), inside) for parent in {os.path.dirname(file) for file in files}}
     leaving = [
@@ -137,50 +135,50 @@ def _refuse_leaving(folder: Path, files: list[str]) -> None:
 
 def _leads_out(folder: Path, links: Sequence[object]) -> InputError:
     return InputError(
-        f"links in {folder} lead out of it: {listed(links)}. Copy the files, give the folder they really lie in, or "
-        "allow it with follow_links (--follow-links)."
+        f"links in {folder} lead out of it: {listed(links)}. Copy the files, give the folder of their targets, or "
+        "allow links with follow_links (--follow-links)."
     )
 
 
-def same_spelling(text: str) -> str:
-    """One spelling for letters with accents, which macOS writes to disk in another form than most tables."""
+def normalise_unicode(text: str) -> str:
+    """Return text in NFC: macOS writes accented letters to disk in another form than most tables."""
     return unicodedata.normalize("NFC", text)
 
 
-class ByStem:
-    """Images looked up by file name without suffix, wherever they lie. Masks that come with the images are no images.
+class ImagesByStem:
+    """Look up images by file name without suffix, in any folder. Segmentation masks are ignored.
 
-    Copies of one file (the same name and bytes, as in Kaggle's HAM10000 with every image twice) count once.
+    Copies of one file (same name and bytes, as Kaggle's HAM10000 has of every image) count once.
     """
 
     def __init__(self, files: Iterable[str]) -> None:
         self._files: dict[str, list[str]] = defaultdict(list)
         for file in files:
-            stem = same_spelling(os.path.splitext(os.path.basename(file))[0])
+            stem = normalise_unicode(os.path.splitext(os.path.basename(file))[0])
             if not stem.endswith(("_segmentation", "_superpixels")) and "_attribute_" not in stem:
                 self._files[stem].append(file)
 
     def find(self, stem: str) -> list[str]:
-        """The files of that stem, copies left out: none, one, or several that differ."""
+        """Return the files of a stem without copies: none, one, or several that differ."""
         return _without_copies(self._files.get(stem, []))
 
     def find_named(self, name: str) -> list[str]:
-        """The same for a path of which only the file name counts, with or without suffix."""
-        last = same_spelling(os.path.basename(name))
+        """As :meth:`find`, for a path of which only the file name is used, with or without suffix."""
+        last = normalise_unicode(os.path.basename(name))
         stem, suffix = os.path.splitext(last)
         if suffix.lower() not in SUFFIXES:
             return self.find(last)
         files = self._files.get(stem, [])
-        return _without_copies([file for file in files if same_spelling(os.path.basename(file)) == last])
+        return _without_copies([file for file in files if normalise_unicode(os.path.basename(file)) == last])
 
     def besides(self, used: Iterable[str]) -> list[str]:
-        """The files of all other stems."""
+        """Return the first file of every other stem."""
         rest = self._files.keys() - set(used)
         return [self._files[stem][0] for stem in sorted(rest)]
 
 
 def _without_copies(files: list[str]) -> list[str]:
-    """One of them where all are the same. Uncompressed images of one shape have one size: what is in them counts."""
+    """Return one of the files if all have the same content (not only the same size), else all of them."""
     alike = all(filecmp.cmp(files[0], file, shallow=False) for file in files[1:])
     return files[:1] if alike else files
 
@@ -193,8 +191,8 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
         raise InputError(f"cannot list the folder {folder}: {error.strerror or error}.") from error
 
 
-def _named_as_image(entry: os.DirEntry[str]) -> bool:
-    """By suffix. DICOM files often have none, or a name of numbers and dots; those are known by their first bytes."""
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    """Recognise an image by its suffix; DICOM files without suffix, or named by a UID, by their header."""
     suffix = os.path.splitext(entry.name)[1].lower()
     if suffix in SUFFIXES:
         return True

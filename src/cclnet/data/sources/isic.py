@@ -1,7 +1,12 @@
-"""ISIC challenge folders of 2018 (task 3) and 2019: images in ``..._Input``, labels in ``..._GroundTruth``.
+"""ISIC challenge folders of 2018 (task 3) and 2019, and HAM10000, the training images of ISIC 2018.
 
-The two label the same lesions with small differences: 2019 says AK where 2018 says AKIEC (here always AKIEC, so that
-a model of one can be judged on the other), adds SCC and UNK, and has file names that end in ``_downsampled``.
+A challenge folder has images in ``..._Input`` and labels in ``..._GroundTruth``. The label AK of 2019 is read as AKIEC
+of 2018, so that a model of one can be evaluated on the other. 2019 adds SCC and UNK, and file names may end in
+``_downsampled``.
+
+HAM10000, as Kaggle and the Harvard Dataverse ship it, has one metadata file (7 or 8 columns, commas or tabs, with or
+without suffix) and images anywhere below it. The Dataverse also ships the test images of ISIC 2018 with a ground truth
+of the same columns; with both files the images have the splits train and test.
 """
 
 from __future__ import annotations
@@ -14,86 +19,87 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from cclnet.data.sources.image_files import ByStem, below, image_files, plain_files, same_spelling, subfolders
-from cclnet.data.sources.source import SPLIT_NAMES, Findings, Source, finish, groups_or_alone, listed
-from cclnet.data.sources.table_file import TEXT_SUFFIXES, read_columns, read_sheet
+from cclnet.data.sources.image_files import ImagesByStem, below, image_files, normalise_unicode, plain_files, subfolders
+from cclnet.data.sources.manifest import TEXT_SUFFIXES, read_columns, read_sheet
+from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, fill_groups, finish, listed
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 from cclnet.settings import DataOptions
 
 CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC", "SCC", "UNK")
 _TRUTH = re.compile("ground_?truth", re.IGNORECASE)
-_PART = re.compile("training|validation|test", re.IGNORECASE)
+_SPLIT = re.compile("training|validation|test", re.IGNORECASE)
 _INPUT = re.compile("_input$", re.IGNORECASE)
-_ABOUT = re.compile("lesion_?groupings|metadata", re.IGNORECASE)
-_WORTH_OPENING = re.compile("isic|truth|train|valid|test|input", re.IGNORECASE)
+_METADATA = re.compile("lesion_?groupings|metadata", re.IGNORECASE)
+_SEARCHED_FOLDERS = re.compile("isic|truth|train|valid|test|input", re.IGNORECASE)
+_HAM_COLUMNS = {"lesion_id", "image_id", "dx"}
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Ground truth files, the folders in which tables may lie, and the folder in and below which images lie."""
+class _Layout:
+    """Ground truth files, folders that may contain tables, and the folder that contains the images."""
 
     root: Path
     folders: list[Path]
     truths: list[Path]
-    all_parts: bool
+    all_splits: bool
 
 
-def find(path: Path) -> list[Path]:
-    """The ground truth files by which the layout is known."""
-    return _look(path).truths
+def _find_isic(path: Path) -> list[Path]:
+    return _find_layout(path).truths
 
 
-def read(path: Path, options: DataOptions) -> ImageTable:
-    """Every labelled image of the parts that are there, by name, with its lesion where that is known."""
-    place = _look(path)
-    if not place.truths:
+def _read_isic(path: Path, options: DataOptions) -> ImageTable:
+    """Return every labelled image, sorted by name, with its lesion where known."""
+    layout = _find_layout(path)
+    if not layout.truths:
         raise InputError(f"{path}: no ISIC ground truth (…GroundTruth.csv with columns image, MEL, NV, BCC, …) found.")
-    findings = Findings()
-    rows = pd.concat([_read_truth(truth, findings) for truth in place.truths], ignore_index=True)
-    if doubled := sorted(set(rows["image"][rows["image"].duplicated()])):
+    notes = SourceNotes()
+    rows = pd.concat([_read_truth(truth, notes) for truth in layout.truths], ignore_index=True)
+    if repeated := sorted(set(rows["image"][rows["image"].duplicated()])):
         raise InputError(
-            f"{path}: images are labelled twice in {', '.join(truth.name for truth in place.truths)}: "
-            f"{listed(doubled)}. Give the folder of one challenge or one part."
+            f"{path}: images are labelled twice in {', '.join(truth.name for truth in layout.truths)}: "
+            f"{listed(repeated)}. Give the folder of one challenge or one split."
         )
-    rows = _with_files(rows.sort_values("image"), place, options, findings)
+    rows, files = _match_isic_files(rows.sort_values("image"), layout, options, notes)
     names = rows["image"].tolist()
-    classes = _classes(place.truths)
-    about = _read_about(place).reindex(names).fillna("").reset_index(drop=True)
+    columns = {_class_column(column) for truth in layout.truths for column in read_columns(truth)}
+    classes = tuple(name for name in CLASSES if name in columns)
+    extra = _read_metadata(layout).reindex(names).fillna("").reset_index(drop=True)
     table = ImageTable(
-        source=SOURCE.words,
-        root=place.root,
+        source=ISIC.title,
+        root=layout.root,
         names=names,
-        images=[Path(file) for file in rows["file"]],
+        images=files,
         labels=np.array([classes.index(label) for label in rows["label"]], dtype=np.int64),
         classes=classes,
-        groups=groups_or_alone(about["lesion_id"].tolist(), names, findings) if "lesion_id" in about else None,
+        groups=fill_groups(extra["lesion_id"].tolist(), names, notes) if "lesion_id" in extra else None,
         splits=None if (rows["split"] == "").any() else rows["split"].to_numpy(dtype=np.str_),
-        extra=about.drop(columns="lesion_id", errors="ignore"),
+        extra=extra.drop(columns="lesion_id", errors="ignore"),
     )
-    return finish(table, findings, options.strict)
+    return finish(table, notes, options.strict)
 
 
-def _look(path: Path) -> _Place:
+def _find_layout(path: Path) -> _Layout:
     """The path may be the folder of everything, one ``_Input`` or ``_GroundTruth`` folder, or the CSV itself."""
     if path.is_file():
         above = path.parent.parent if _TRUTH.search(path.parent.name) else path.parent
-        return _Place(above, _folders(above), [path] if _is_truth(path) else [], all_parts=False)
+        return _Layout(above, _searched_folders(above), [path] if _is_truth(path) else [], all_splits=False)
     if _INPUT.search(path.name) or _TRUTH.search(path.name):
-        folders = [path, *_folders(path.parent)]
+        folders = [path, *_searched_folders(path.parent)]
         stem = _without_role(path.name)
-        truths = [truth for truth in _truths(folders) if truth.parent == path or _without_role(truth.stem) == stem]
-        return _Place(path if _INPUT.search(path.name) else path.parent, folders, truths, all_parts=False)
-    folders = _folders(path)
-    return _Place(path, folders, _truths(folders), all_parts=True)
+        truths = [truth for truth in _find_truths(folders) if truth.parent == path or _without_role(truth.stem) == stem]
+        return _Layout(path if _INPUT.search(path.name) else path.parent, folders, truths, all_splits=False)
+    folders = _searched_folders(path)
+    return _Layout(path, folders, _find_truths(folders), all_splits=True)
 
 
-def _folders(folder: Path) -> list[Path]:
-    return [folder, *(inner for inner in subfolders(folder) if _WORTH_OPENING.search(inner.name))]
+def _searched_folders(folder: Path) -> list[Path]:
+    return [folder, *(inner for inner in subfolders(folder) if _SEARCHED_FOLDERS.search(inner.name))]
 
 
-def _truths(folders: list[Path]) -> list[Path]:
-    """Ground truth files; a copy of the same file in another folder counts once."""
+def _find_truths(folders: list[Path]) -> list[Path]:
+    """Return the ground truth files; a copy of one in another folder counts once."""
     found: dict[str, Path] = {}
     for file in (file for folder in folders for file in plain_files(folder, [".csv"])):
         if _TRUTH.search(file.name) and _is_truth(file):
@@ -104,45 +110,41 @@ def _truths(folders: list[Path]) -> list[Path]:
 
 
 def _is_truth(file: Path) -> bool:
-    return {"image", "MEL", "NV", "BCC"} <= {_column(column) for column in read_columns(file)}
+    return {"image", "MEL", "NV", "BCC"} <= {_class_column(column) for column in read_columns(file)}
 
 
-def _column(name: str) -> str:
+def _class_column(name: str) -> str:
     name = name.upper()
     return {"IMAGE": "image", "AK": "AKIEC"}.get(name, name)
 
 
-def _classes(truths: list[Path]) -> tuple[str, ...]:
-    columns = {_column(column) for truth in truths for column in read_columns(truth)}
-    return tuple(name for name in CLASSES if name in columns)
-
-
 def _without_role(name: str) -> str:
-    """``isic_2019_training`` of ``ISIC_2019_Training_Input`` and of ``ISIC_2019_Training_GroundTruth``."""
+    """Return ``isic_2019_training`` for ``ISIC_2019_Training_Input`` and for ``ISIC_2019_Training_GroundTruth``."""
     return re.sub("_?(input|ground_?truth)$", "", name, flags=re.IGNORECASE).lower()
 
 
-def _read_truth(truth: Path, findings: Findings) -> pd.DataFrame:
-    """Columns image, label (empty where not exactly one class is marked), part and truth (its file)."""
-    sheet = read_sheet(truth).rename(columns=_column)
-    if doubled := sorted(set(sheet.columns[sheet.columns.duplicated()])):
-        raise InputError(f"{truth} has two columns for {', '.join(doubled)} (AK and AKIEC are the same class).")
+def _read_truth(truth: Path, notes: SourceNotes) -> pd.DataFrame:
+    """Return columns image, label (empty unless exactly one class is marked), split and truth (the file)."""
+    sheet = read_sheet(truth).rename(columns=_class_column)
+    if repeated := sorted(set(sheet.columns[sheet.columns.duplicated()])):
+        raise InputError(f"{truth} has two columns for {', '.join(repeated)} (AK and AKIEC are the same class).")
     columns = [column for column in sheet.columns if column in CLASSES]
     marks = sheet[columns].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
     one_class = np.isin(marks, (0.0, 1.0)).all(axis=1) & (np.nansum(marks, axis=1) == 1)
     label = np.where(one_class, np.array(columns, dtype=object)[np.nan_to_num(marks).argmax(axis=1)], "")
-    part = _PART.search(truth.name)
-    rows = pd.DataFrame({"image": sheet["image"].map(same_spelling), "label": label})
-    findings.leave_out(f"rows of {truth.name} that do not mark exactly one class", rows["image"][~one_class].tolist())
-    return rows.assign(split=SPLIT_NAMES[part[0].lower()] if part else "", truth=str(truth))
+    split = _SPLIT.search(truth.name)
+    rows = pd.DataFrame({"image": sheet["image"].map(normalise_unicode), "label": label})
+    notes.exclude(f"rows of {truth.name} that do not mark exactly one class", rows["image"][~one_class].tolist())
+    return rows.assign(split=SPLIT_NAMES[split[0].lower()] if split else "", truth=str(truth))
 
 
-def _with_files(rows: pd.DataFrame, place: _Place, options: DataOptions, findings: Findings) -> pd.DataFrame:
-    """The rows that have both a label and a file, with the column ``file``; the others are counted and named."""
-    folders = {str(truth): _image_folder(truth, place) for truth in place.truths}
+def _match_isic_files(
+    rows: pd.DataFrame, layout: _Layout, options: DataOptions, notes: SourceNotes
+) -> tuple[pd.DataFrame, list[Path]]:
+    folders = {str(truth): _image_folder(truth, layout) for truth in layout.truths}
     images = {
-        folder: ByStem(image_files(folder, root=place.root, follow_links=options.follow_links))
-        for folder in {*folders.values(), *_unlabelled_folders(place)}
+        folder: ImagesByStem(image_files(folder, root=layout.root, follow_links=options.follow_links))
+        for folder in {*folders.values(), *_unlabelled_folders(layout)}
     }
     named = {*rows["image"], *rows["image"].map(_other_size)}
     unlabelled = sorted({file for index in images.values() for file in index.besides(named)})
@@ -151,60 +153,122 @@ def _with_files(rows: pd.DataFrame, place: _Place, options: DataOptions, finding
         images[folders[truth]].find(name) or images[folders[truth]].find(_other_size(name))
         for name, truth in zip(rows["image"], rows["truth"], strict=True)
     ]
+    matched = _with_one_file(rows, files, "image", notes)
+    notes.exclude("images without a label", [below(layout.root, file) for file in unlabelled])
+    return matched
+
+
+def _with_one_file(
+    rows: pd.DataFrame, files: list[list[str]], column: str, notes: SourceNotes
+) -> tuple[pd.DataFrame, list[Path]]:
+    """Return the rows that match exactly one file, and these files."""
     count = np.array([len(several) for several in files], dtype=np.int64)
-    findings.leave_out("labels without an image", rows["image"][count == 0].tolist())
-    findings.leave_out("labels for which several files fit", rows["image"][count > 1].tolist())
-    findings.leave_out("images without a label", [below(place.root, file) for file in unlabelled])
-    return rows[count == 1].assign(file=[several[0] for several in files if len(several) == 1])
+    notes.exclude("labels without an image", rows[column][count == 0].tolist())
+    notes.exclude("labels for which several files fit", rows[column][count > 1].tolist())
+    return rows[count == 1].reset_index(drop=True), [Path(several[0]) for several in files if len(several) == 1]
 
 
 def _other_size(name: str) -> str:
-    """The name that the same image may have elsewhere: with or without ``_downsampled``."""
+    """Return the other name that the same image may have: with or without ``_downsampled``."""
     return name.removesuffix("_downsampled") if name.endswith("_downsampled") else f"{name}_downsampled"
 
 
-def _image_folder(truth: Path, place: _Place) -> Path:
-    """The ``_Input`` folder of the same name; else the folder that the truth lies in, or all of the place."""
+def _image_folder(truth: Path, layout: _Layout) -> Path:
+    """Return the ``_Input`` folder of a ground truth; else its own folder where that has images, else the root."""
     stem = _without_role(truth.stem)
-    for folder in place.folders:
+    for folder in layout.folders:
         if _without_role(folder.name) == stem and not _TRUTH.search(folder.name):
             return folder
-    if truth.parent != place.root and image_files(truth.parent, follow_links=True, first_only=True):
+    if truth.parent != layout.root and image_files(truth.parent, follow_links=True, first_only=True):
         return truth.parent
-    return place.root
+    return layout.root
 
 
-def _unlabelled_folders(place: _Place) -> list[Path]:
-    """``_Input`` folders of the same challenge whose ground truth is not there, as that of the test part often is."""
-    if not place.all_parts:
+def _unlabelled_folders(layout: _Layout) -> list[Path]:
+    """Return ``_Input`` folders of the same challenge without ground truth, as the test split often has."""
+    if not layout.all_splits:
         return []
-    labelled = {_without_role(truth.stem) for truth in place.truths}
-    challenges = {_PART.split(stem)[0] for stem in labelled if _PART.search(stem)}
-    stems = {folder: _without_role(folder.name) for folder in place.folders if _INPUT.search(folder.name)}
-    return [folder for folder, stem in stems.items() if stem not in labelled and _PART.split(stem)[0] in challenges]
+    labelled = {_without_role(truth.stem) for truth in layout.truths}
+    challenges = {_SPLIT.split(stem)[0] for stem in labelled if _SPLIT.search(stem)}
+    stems = {folder: _without_role(folder.name) for folder in layout.folders if _INPUT.search(folder.name)}
+    return [folder for folder, stem in stems.items() if stem not in labelled and _SPLIT.split(stem)[0] in challenges]
 
 
-def _read_about(place: _Place) -> pd.DataFrame:
-    """What groupings and metadata say of each image, indexed by image; the first word on a matter holds.
+def _read_metadata(layout: _Layout) -> pd.DataFrame:
+    """Return lesion groupings and metadata indexed by image; where files disagree, the first value is used.
 
-    The metadata of HAM10000, often kept beside the images of 2018, calls the image ``image_id``.
+    The metadata of HAM10000, often stored beside the images of 2018, calls the image ``image_id``.
     """
-    files = [
-        file for folder in place.folders for file in plain_files(folder, TEXT_SUFFIXES) if _ABOUT.search(file.name)
+    files = [file for folder in layout.folders for file in plain_files(folder, TEXT_SUFFIXES)]
+    sheets = [
+        read_sheet(file).rename(columns={"image_id": "image"})
+        for file in files
+        if _METADATA.search(file.name) and len({"image", "image_id"} & set(read_columns(file))) == 1
     ]
-    sheets = [read_sheet(file).rename(columns={"image_id": "image"}) for file in files if _names_images(file)]
     if not sheets:
         return pd.DataFrame()
     return pd.concat(sheets).replace("", None).groupby("image", sort=False).first()
 
 
-def _names_images(file: Path) -> bool:
-    return len({"image", "image_id"} & set(read_columns(file))) == 1
+def _find_ham(path: Path) -> list[Path]:
+    """Return the metadata files; none beside an ISIC ground truth, to which they only add columns."""
+    return [] if path.is_dir() and _find_isic(path) else _ham_metadata(path)
 
 
-SOURCE = Source(
-    words="ISIC challenge folder",
-    layout="ISIC2018_Task3_Training_Input/ with ISIC2018_Task3_Training_GroundTruth/*.csv, and the like of 2019",
-    find=find,
-    read=read,
+def _ham_metadata(path: Path) -> list[Path]:
+    files = [path] if path.is_file() else plain_files(path, TEXT_SUFFIXES)
+    return [file for file in files if file.suffix.lower() in TEXT_SUFFIXES and set(read_columns(file)) >= _HAM_COLUMNS]
+
+
+def _read_ham(path: Path, options: DataOptions) -> ImageTable:
+    """Return every image that has a file and a diagnosis, sorted by name, grouped by lesion, with ISIC class names."""
+    sheets = _ham_metadata(path)
+    if not sheets:
+        raise InputError(f"{path}: no HAM10000 metadata (columns lesion_id, image_id, dx, …) found.")
+    root = path.parent if path.is_file() else path
+    notes = SourceNotes()
+    rows = pd.concat([_read_ham_metadata(sheet) for sheet in sheets], ignore_index=True).fillna("")
+    # The same metadata is often there twice, with and without suffix.
+    rows = rows.drop_duplicates(["image_id", "dx", "lesion_id"])
+    if repeated := sorted(set(rows["image_id"][rows["image_id"].duplicated()])):
+        raise InputError(f"{', '.join(map(str, sheets))}: images have two diagnoses or lesions: {listed(repeated)}.")
+    rows = rows.sort_values("image_id")
+    images = ImagesByStem(image_files(root, follow_links=options.follow_links))
+    notes.exclude("rows without a diagnosis", rows["image_id"][rows["dx"] == ""].tolist())
+    notes.exclude("images without a label", [below(root, file) for file in images.besides(rows["image_id"])])
+    rows = rows[rows["dx"] != ""]
+    rows, files = _with_one_file(rows, [images.find(name) for name in rows["image_id"]], "image_id", notes)
+    names = rows["image_id"].tolist()
+    labels, classes = encode(rows["dx"].str.upper().tolist(), CLASSES)
+    table = ImageTable(
+        source=HAM10000.title,
+        root=root,
+        names=names,
+        images=files,
+        labels=labels,
+        classes=classes,
+        groups=fill_groups(rows["lesion_id"].tolist(), names, notes),
+        splits=rows["split"].to_numpy(dtype=np.str_),
+        extra=rows.drop(columns=[*_HAM_COLUMNS, "split"]),
+    )
+    return finish(table, notes, options.strict)
+
+
+def _read_ham_metadata(file: Path) -> pd.DataFrame:
+    rows = read_sheet(file)
+    split = "test" if re.search("test", file.name, re.IGNORECASE) else "train"
+    return rows.assign(split=split, image_id=rows["image_id"].map(normalise_unicode))
+
+
+ISIC = Source(
+    title="ISIC challenge folder",
+    layout="ISIC2018_Task3_Training_Input/ with ISIC2018_Task3_Training_GroundTruth/*.csv, or the same of 2019",
+    find=_find_isic,
+    read=_read_isic,
+)
+HAM10000 = Source(
+    title="HAM10000",
+    layout="HAM10000_metadata(.csv, .tab) with HAM10000_images_part_1/ and HAM10000_images_part_2/",
+    find=_find_ham,
+    read=_read_ham,
 )

@@ -1,11 +1,13 @@
-"""A table of images that somebody wrote: CSV, TSV or Parquet, with one row an image.
+"""A manifest: a table of images (CSV, TSV, semicolons or Parquet) with one row per image.
 
-Columns are taken by the names given, else by the names people use. Labels are class names in one column; several in
-one cell with a separator between them; or one column of zeros and ones for each class.
+Columns are found by usual names or chosen by the user. Labels are class names in one column; several in one cell with a
+separator; or one column of zeros and ones per class. The reader of table files is also used by other sources.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -17,20 +19,23 @@ import numpy.typing as npt
 import pandas as pd
 
 from cclnet.data.sources.image_files import below, images_beside, locate, plain_files
-from cclnet.data.sources.source import SPLIT_NAMES, Findings, Source, encode, finish, groups_or_alone, listed
-from cclnet.data.sources.table_file import PARQUET_SUFFIXES, read_columns, read_sheet
+from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, fill_groups, finish, listed
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions
 
+TEXT_SUFFIXES = (".csv", ".tsv", ".tab", ".txt", "")
+PARQUET_SUFFIXES = (".parquet", ".pq")
 SUFFIXES = (".csv", ".tsv", ".tab", *PARQUET_SUFFIXES)
+MAX_BYTES = 512 * 2**20  # a table of ten million images; a larger file is not a table of labels
+_NO_VALUE = {"", "nan", "<na>", "null"}
 
-# Names people give to columns, in small letters with underscores. The first that is there is taken; where an image
-# has both a patient and a lesion, the patient is the wider group and the safe one.
+# Usual column names in lower case with underscores; the first that is present is used. Patient comes before lesion,
+# because the wider group is the safe one.
 _IMAGE = ("image", "image_path", "img_path", "filepath", "file_path", "path", "image_file", "filename", "file_name",
           "file", "image_name", "image_id", "image_index", "img", "img_id", "isic_id")  # fmt: skip
 GROUP = ("group", "group_id", "patient_id", "patient", "subject_id", "subject", "case_id", "lesion_id", "lesion")
-PART = ("split", "part", "partition", "subset", "set")
+SPLIT = ("split", "part", "partition", "subset", "set")
 _LABEL = ("label", "labels", "class", "class_name", "category", "target", "dx", "diagnosis", "finding_labels")
 _SEPARATORS = ("|", ";")
 _MARKS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
@@ -45,75 +50,77 @@ class Columns:
 
 
 def find(path: Path) -> list[Path]:
-    """The table itself; in a folder, the tables that have a column for images and something beside it."""
+    """Return the table itself; in a folder, the tables that have an image column and possible label columns."""
     if path.is_file():
         return [path] if path.suffix.lower() in SUFFIXES else []
     return [file for file in plain_files(path, SUFFIXES) if _could_be_manifest(read_columns(file))]
 
 
 def read(path: Path, options: DataOptions) -> ImageTable:
-    """Every row whose image is found and whose label is given; the others are counted and named."""
-    sheet = _the_manifest(path, options)
+    """Return every row that has one image file and a label; the others are reported."""
+    sheet = _find_manifest(path, options)
     root = Path(options.image_folder).expanduser() if options.image_folder else sheet.parent
     if not root.is_dir():
         raise InputError(f"the image folder {root} does not exist.")
     rows = read_sheet(sheet)
     columns = _choose_columns(sheet, rows, options)
-    findings = Findings()
-    rows = _without_doubles(sheet, rows, columns)
+    notes = SourceNotes()
+    rows = _drop_repeated_rows(sheet, rows, columns)
     labels, classes, labelled = labels_of(sheet, rows, columns, options)
     named = (rows[columns.image] != "").to_numpy()
     files = locate(root, rows[columns.image], follow_links=options.follow_links)
     count = np.array([len(several) for several in files], dtype=np.int64)
-    findings.leave_out("rows without the name of an image (row)", [i + 2 for i in rows.index[~named]])
-    findings.leave_out("images without a label", rows[columns.image][named & ~labelled & (count > 0)].tolist())
-    findings.leave_out("labels without an image", rows[columns.image][named & (count == 0)].tolist())
-    findings.leave_out("names that fit several files", rows[columns.image][named & (count > 1)].tolist())
+    notes.exclude("rows without the name of an image (row)", [i + 2 for i in rows.index[~named]])
+    notes.exclude("images without a label", rows[columns.image][named & ~labelled & (count > 0)].tolist())
+    notes.exclude("labels without an image", rows[columns.image][named & (count == 0)].tolist())
+    notes.exclude("names that fit several files", rows[columns.image][named & (count > 1)].tolist())
     others = images_beside(file for several in files for file in several)
-    findings.leave_out("images without a row in the table", [below(root, file) for file in others])
+    notes.exclude("images without a row in the table", [below(root, file) for file in others])
     kept = np.flatnonzero(named & labelled & (count == 1))
-    _refuse_one_file_twice(sheet, [files[i][0] for i in kept])
+    _refuse_repeated_files(sheet, [files[i][0] for i in kept])
     rows = rows.iloc[kept].reset_index(drop=True)
     names = rows[columns.image].tolist()
     table = ImageTable(
-        source=SOURCE.words,
+        source=SOURCE.title,
         root=root,
         names=names,
         images=[Path(files[i][0]) for i in kept],
         labels=labels[kept],
         classes=classes,
-        groups=None if columns.group is None else groups_or_alone(rows[columns.group].tolist(), names, findings),
-        splits=None if columns.split is None else _parts(sheet, rows[columns.split]),
+        groups=None if columns.group is None else fill_groups(rows[columns.group].tolist(), names, notes),
+        splits=None if columns.split is None else _splits(sheet, rows[columns.split]),
         extra=rows.drop(columns=[c for c in (columns.image, *columns.labels, columns.group, columns.split) if c]),
     )
-    return finish(table, findings, options.strict)
+    return finish(table, notes, options.strict)
 
 
-def _the_manifest(path: Path, options: DataOptions) -> Path:
+def _find_manifest(path: Path, options: DataOptions) -> Path:
     if path.is_file():
         return path
-    asked = {c for c in (options.image_column, options.group_column, options.split_column) if c}
-    tables = [file for file in plain_files(path, SUFFIXES) if asked <= set(read_columns(file))] if asked else find(path)
+    columns = {c for c in (options.image_column, options.group_column, options.split_column) if c}
+    if columns:
+        tables = [file for file in plain_files(path, SUFFIXES) if columns <= set(read_columns(file))]
+    else:
+        tables = find(path)
     if len(tables) != 1:
         found = f"several tables that fit: {listed([t.name for t in tables])}" if tables else "no table that fits"
-        raise InputError(f"{path} holds {found}. Give the CSV or Parquet file itself.")
+        raise InputError(f"{path} contains {found}. Give the path of the CSV or Parquet file.")
     return tables[0]
 
 
 def _could_be_manifest(columns: list[str]) -> bool:
-    """An image column and a label column, or at least two more that may be columns of zeros and ones."""
-    plain = {_plain(column) for column in columns}
-    return bool(plain & set(_IMAGE)) and (bool(plain & set(_LABEL)) or len(plain - {*_IMAGE, *GROUP, *PART}) > 1)
+    """Return whether there are an image column and a label column, or two more columns that may be zeros and ones."""
+    names = {_normalise(column) for column in columns}
+    return bool(names & set(_IMAGE)) and (bool(names & set(_LABEL)) or len(names - {*_IMAGE, *GROUP, *SPLIT}) > 1)
 
 
 def image_column(sheet: Path, rows: pd.DataFrame, asked: str | None = None) -> str:
-    """The column that names the images: the one asked for, else one of the usual names."""
+    """Return the column of image names: the one asked for, else one with a usual name."""
     known = [str(column) for column in rows.columns]
     image = find_column(sheet, known, asked, _IMAGE)
     if image is None:
         raise InputError(
-            f"{sheet}: no column names the images. Say which with image_column (--image-column); "
-            f"there are: {listed(known, 40)}."
+            f"{sheet}: no image column found among {listed(known, 40)}. Choose one with image_column (--image-column)."
         )
     return image
 
@@ -122,9 +129,9 @@ def _choose_columns(sheet: Path, rows: pd.DataFrame, options: DataOptions) -> Co
     known = [str(column) for column in rows.columns]
     image = image_column(sheet, rows, options.image_column)
     group = find_column(sheet, known, options.group_column, GROUP)
-    part = find_column(sheet, known, options.split_column, PART)
-    taken = {image, group, part}
-    return Columns(image, find_label_columns(sheet, rows, options.label_column, taken), group, part)
+    split = find_column(sheet, known, options.split_column, SPLIT)
+    taken = {image, group, split}
+    return Columns(image, find_label_columns(sheet, rows, options.label_column, taken), group, split)
 
 
 def find_column(sheet: Path, known: list[str], asked: str | None, usual: Sequence[str]) -> str | None:
@@ -132,8 +139,8 @@ def find_column(sheet: Path, known: list[str], asked: str | None, usual: Sequenc
         if asked not in known:
             raise unknown(f"column of {sheet.name}", asked, known)
         return asked
-    by_plain_name = {_plain(column): column for column in reversed(known)}
-    return next((by_plain_name[name] for name in usual if name in by_plain_name), None)
+    by_name = {_normalise(column): column for column in reversed(known)}
+    return next((by_name[name] for name in usual if name in by_name), None)
 
 
 def find_label_columns(
@@ -145,18 +152,18 @@ def find_label_columns(
         if isinstance(asked, str) and asked not in known:
             several = [name.strip() for name in asked.split(",")]
         return tuple(find_column(sheet, known, name, ()) or "" for name in several)
-    usual = [column for column in known if _plain(column) in _LABEL and column not in taken]
+    usual = [column for column in known if _normalise(column) in _LABEL and column not in taken]
     if len(usual) > 1:
         raise InputError(
-            f"{sheet}: {listed(usual)} may all be the label. Say which with label_column (--label-column)."
+            f"{sheet}: {listed(usual)} may all be the label. Choose one with label_column (--label-column)."
         )
     if usual:
         return (usual[0],)
     marked = [column for column in known if column not in taken and _is_marks(rows[column])]
     if len(marked) < 2:
         raise InputError(
-            f"{sheet}: no column of labels, nor several of zeros and ones. Say which with label_column "
-            f"(--label-column NAME, or NAME,NAME,…); there are: {listed(known, 40)}."
+            f"{sheet}: neither a label column nor several columns of zeros and ones found among {listed(known, 40)}. "
+            "Choose with label_column (--label-column NAME, or NAME,NAME,…)."
         )
     return tuple(marked)
 
@@ -166,29 +173,29 @@ def _is_marks(cells: pd.Series[str]) -> bool:
     return bool(values - {""}) and values <= {*_MARKS, ""}
 
 
-def _without_doubles(sheet: Path, rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
-    """The same row twice counts once; an image with two different rows is refused, for which of them is right?"""
-    said = [c for c in (columns.image, *columns.labels, columns.group, columns.split) if c]
-    rows = rows.drop_duplicates(said)
-    doubled = rows[columns.image].duplicated() & (rows[columns.image] != "")
-    if doubled.any():
+def _drop_repeated_rows(sheet: Path, rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
+    """Drop repeated rows; refuse an image with rows that differ."""
+    used = [c for c in (columns.image, *columns.labels, columns.group, columns.split) if c]
+    rows = rows.drop_duplicates(used)
+    repeated = rows[columns.image].duplicated() & (rows[columns.image] != "")
+    if repeated.any():
         raise InputError(
-            f"{sheet}: images have several rows that differ: {listed(sorted(set(rows[columns.image][doubled])))}. "
-            "Several labels of one image belong in one row (A|B), or in columns of zeros and ones."
+            f"{sheet}: images have several rows that differ: {listed(sorted(set(rows[columns.image][repeated])))}. "
+            "Put several labels of one image in one row (A|B), or in columns of zeros and ones."
         )
     return rows
 
 
-def _refuse_one_file_twice(sheet: Path, files: list[str]) -> None:
+def _refuse_repeated_files(sheet: Path, files: list[str]) -> None:
     if len(set(files)) < len(files):
         twice = sorted(file for file, count in Counter(files).items() if count > 1)
-        raise InputError(f"{sheet}: several rows mean the same file: {listed(twice)}.")
+        raise InputError(f"{sheet}: several rows refer to the same file: {listed(twice)}. Remove all but one.")
 
 
 def labels_of(
     sheet: Path, rows: pd.DataFrame, columns: Columns, options: DataOptions
 ) -> tuple[npt.NDArray[np.int64] | npt.NDArray[np.uint8], tuple[str, ...], npt.NDArray[np.bool_]]:
-    """Labels, class names, and which rows have a label at all."""
+    """Return labels, class names, and which rows have a label."""
     if len(columns.labels) > 1:
         return _marked_labels(sheet, rows, columns.labels)
     cells: list[str] = rows[columns.labels[0]].tolist()
@@ -198,7 +205,7 @@ def labels_of(
         _, classes = encode([cell for cell in cells if cell])
         index = {name: i for i, name in enumerate(classes)}
         return np.array([index.get(cell, -1) for cell in cells], dtype=np.int64), classes, labelled
-    split = [[name for part in cell.split(separator) if (name := part.strip())] for cell in cells]
+    split = [[name for piece in cell.split(separator) if (name := piece.strip())] for cell in cells]
     _, classes = encode([name for names in split for name in names])
     index = {name: i for i, name in enumerate(classes)}
     labels = np.zeros((len(cells), len(classes)), dtype=np.uint8)
@@ -210,7 +217,7 @@ def labels_of(
 def _marked_labels(
     sheet: Path, rows: pd.DataFrame, columns: tuple[str, ...]
 ) -> tuple[npt.NDArray[np.int64] | npt.NDArray[np.uint8], tuple[str, ...], npt.NDArray[np.bool_]]:
-    """Columns of zeros and ones. Where every row has exactly one, each image has one label; else several."""
+    """Read columns of zeros and ones: single-label if every row has exactly one 1, else multi-label."""
     marks = np.zeros((len(rows), len(columns)), dtype=np.uint8)
     labelled = np.ones(len(rows), dtype=np.bool_)
     odd: list[str] = []
@@ -220,25 +227,127 @@ def _marked_labels(
         odd += [f"{column}={value}" for value in cells.unique() if value not in _MARKS and value]
         marks[:, i] = cells.map(_MARKS).fillna(0).to_numpy(dtype=np.uint8)
     if odd:
-        raise InputError(f"{sheet}: columns of labels must hold 0 and 1, found {listed(odd)}.")
+        raise InputError(f"{sheet}: label columns must contain 0 and 1, found {listed(odd)}.")
     if (marks[labelled].sum(axis=1) == 1).all():
         return marks.argmax(axis=1).astype(np.int64), columns, labelled
     return marks, columns, labelled
 
 
-def _parts(sheet: Path, cells: pd.Series[str]) -> npt.NDArray[np.str_]:
+def _splits(sheet: Path, cells: pd.Series[str]) -> npt.NDArray[np.str_]:
     odd = sorted({cell or "(empty)" for cell in cells if cell.lower() not in SPLIT_NAMES})
     if odd:
-        raise InputError(f"{sheet}: parts must be among {', '.join(SPLIT_NAMES)}; found {listed(odd)}.")
+        raise InputError(f"{sheet}: splits must be among {', '.join(SPLIT_NAMES)}; found {listed(odd)}.")
     return np.array([SPLIT_NAMES[cell.lower()] for cell in cells], dtype=np.str_)
 
 
-def _plain(column: str) -> str:
+def _normalise(column: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_")
 
 
+def read_sheet(path: Path) -> pd.DataFrame:
+    """Return all cells of a table file as stripped text, "" where there is no value."""
+    if path.stat().st_size > MAX_BYTES:
+        raise InputError(f"{path} has {path.stat().st_size:,} bytes, more than the limit of {MAX_BYTES:,} for a table.")
+    if path.suffix.lower() in PARQUET_SUFFIXES:
+        return _read_parquet(path)
+    text = _decode(path, path.read_bytes())
+    header, _, _ = text.partition("\n")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(header))
+    try:
+        columns = [cell.strip() for cell in next(reader, [])]
+        _refuse_repeated_columns(path, columns)
+        rows, ragged = [], []
+        for row in reader:
+            while len(row) > len(columns) and not row[-1].strip():
+                row.pop()
+            if len(row) == len(columns):
+                rows.append([_clean(cell) for cell in row])
+            elif any(cell.strip() for cell in row):
+                ragged.append(f"line {reader.line_num} has {len(row)}")
+    except csv.Error as error:
+        raise InputError(f"{path} cannot be read as a table: {error} (line {reader.line_num}).") from error
+    if ragged:
+        raise InputError(f"{path}: the header has {len(columns)} columns, but {listed(ragged)}.")
+    table = pd.DataFrame(rows, columns=pd.Index(columns, dtype=object), dtype=object)
+    return table.loc[:, [name for name in columns if name]]  # drops an index column without a name
+
+
+def read_columns(path: Path) -> list[str]:
+    """Return the column names; none if the file is not a table, so that any file can be checked."""
+    if path.suffix.lower() in PARQUET_SUFFIXES:
+        return _parquet_columns(path)
+    try:
+        with path.open("rb") as file:
+            header = _decode(path, file.readline(2**20))
+        return [cell.strip() for cell in next(csv.reader([header], delimiter=_delimiter(header)), [])]
+    except (OSError, csv.Error, InputError):
+        return []
+
+
+def _decode(path: Path, content: bytes) -> str:
+    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text (byte {error.start}). Save it as CSV in UTF-8.") from error
+
+
+def _delimiter(header: str) -> str:
+    return max((",", "\t", ";"), key=header.count)
+
+
+def _clean(cell: str) -> str:
+    cell = cell.strip()
+    return "" if cell.lower() in _NO_VALUE else cell
+
+
+def _refuse_repeated_columns(path: Path, columns: list[str]) -> None:
+    repeated = sorted({name for name in columns if name and columns.count(name) > 1})
+    if repeated:
+        raise InputError(f"{path} has columns of the same name: {listed(repeated)}. Rename or remove one of each.")
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    _need_pyarrow(path)
+    import pyarrow
+
+    try:
+        table = pd.read_parquet(path, engine="pyarrow")
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as Parquet: {error}") from error
+    columns = [str(name) for name in table.columns]
+    _refuse_repeated_columns(path, columns)
+    cells = {name: [_as_text(cell) for cell in table.iloc[:, i].convert_dtypes()] for i, name in enumerate(columns)}
+    return pd.DataFrame(cells, dtype=object)
+
+
+def _parquet_columns(path: Path) -> list[str]:
+    _need_pyarrow(path)
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return list(pyarrow.parquet.read_schema(path).names)
+    except (pyarrow.ArrowException, OSError):
+        return []
+
+
+def _need_pyarrow(path: Path) -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"{path} is a Parquet file, which needs pyarrow: pip install 'cclnet[parquet]'") from error
+
+
+def _as_text(cell: object) -> str:
+    """Return a cell as text; a list of labels is joined with "|", as in CSV."""
+    if isinstance(cell, list | tuple | np.ndarray):
+        return "|".join(_as_text(value) for value in cell)
+    return "" if cell is None or cell is pd.NA else _clean(str(cell))
+
+
 SOURCE = Source(
-    words="manifest",
+    title="manifest",
     layout="a CSV, TSV or Parquet table with a column for the image and one for the label, images beside it",
     find=find,
     read=read,

@@ -1,4 +1,4 @@
-"""MedMNIST: one .npz with images and labels of three parts, at any size; or ``medmnist:NAME``, which downloads it."""
+"""MedMNIST: one .npz file with images and labels of three splits, at any size; ``medmnist:NAME`` downloads it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cclnet.data.sources.isic import CLASSES
-from cclnet.data.sources.source import Findings, Source, finish
+from cclnet.data.sources.source import Source, SourceNotes, finish
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions
 
-PARTS = ("train", "val", "test")
-
-# The files hold numbers alone. These are the names behind them, in the words of the collection; for DermaMNIST in
-# those of ISIC, whose images they are.
+# The files contain class numbers only. These are the names in the collection; for DermaMNIST those of ISIC.
 _ORGANS = ("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver", "lung-left",
            "lung-right", "pancreas", "spleen")  # fmt: skip
 CLASS_NAMES: dict[str, tuple[str, ...]] = {
@@ -49,46 +46,46 @@ def find(path: Path) -> list[Path]:
 
 
 def read(path: Path, options: DataOptions) -> ImageTable:
-    """All parts in one array, in the order train, val, test."""
+    """Return all splits in one array, in the order train, val, test."""
     try:
         with zipfile.ZipFile(path) as archive:
-            parts = [part for part in PARTS if f"{part}_images.npy" in archive.namelist()]
-            if not parts:
+            splits = [name for name in ("train", "val", "test") if f"{name}_images.npy" in archive.namelist()]
+            if not splits:
                 raise InputError(
-                    f"{path} has no train_images, val_images or test_images (a MedMNIST file has); "
-                    f"it holds {', '.join(archive.namelist()) or 'nothing'}."
+                    f"{path}: expected train_images, val_images or test_images of a MedMNIST file, "
+                    f"found {', '.join(archive.namelist()) or 'nothing'}."
                 )
-            images, sizes = _read_images(path, archive, parts)
-            labels = _read_labels(path, archive, parts, sizes)
+            images, sizes = _read_images(path, archive, splits)
+            labels = _read_labels(path, archive, splits, sizes)
     except (zipfile.BadZipFile, OSError, EOFError, KeyError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} cannot be read as .npz: {error}. Is the download complete?") from error
     table = ImageTable(
-        source=SOURCE.words,
+        source=SOURCE.title,
         root=path,
-        names=[f"{part}_{i:06d}" for part, size in zip(parts, sizes, strict=True) for i in range(size)],
+        names=[f"{split}_{i:06d}" for split, size in zip(splits, sizes, strict=True) for i in range(size)],
         images=images,
         labels=labels,
         classes=_class_names(path, labels),
-        splits=np.repeat(np.array(parts, dtype=np.str_), sizes),
+        splits=np.repeat(np.array(splits, dtype=np.str_), sizes),
     )
-    return finish(table, Findings(), options.strict)
+    return finish(table, SourceNotes(), options.strict)
 
 
-def _read_images(path: Path, archive: zipfile.ZipFile, parts: list[str]) -> tuple[npt.NDArray[np.uint8], list[int]]:
-    """Every part is unpacked straight to its place: the large sets fill the memory once, not twice."""
-    shapes = [_shape(path, archive, f"{part}_images.npy") for part in parts]
+def _read_images(path: Path, archive: zipfile.ZipFile, splits: list[str]) -> tuple[npt.NDArray[np.uint8], list[int]]:
+    """Unpack every split directly into the final array, so that large sets take their memory only once."""
+    shapes = [_shape(path, archive, f"{split}_images.npy") for split in splits]
     if len({shape[1:] for shape in shapes}) > 1 or not _is_picture(shapes[0][1:]):
         raise InputError(
-            f"{path}: images must be [N, H, W] or [N, H, W, 3] and the same size in all parts; they are "
+            f"{path}: images must be [N, H, W] or [N, H, W, 3] and the same size in all splits, got "
             f"{', '.join(map(str, shapes))}. Volumes (the 3D sets) are not supported."
         )
     sizes = [shape[0] for shape in shapes]
     images = np.empty((sum(sizes), *shapes[0][1:]), dtype=np.uint8)
     begin = 0
-    for part, size in zip(parts, sizes, strict=True):
-        with archive.open(f"{part}_images.npy") as file:
+    for split, size in zip(splits, sizes, strict=True):
+        with archive.open(f"{split}_images.npy") as file:
             _read_npy_header(file)
             _fill(images[begin : begin + size].reshape(-1), file)
         begin += size
@@ -113,10 +110,10 @@ def _shape(path: Path, archive: zipfile.ZipFile, member: str) -> tuple[int, ...]
     with archive.open(member) as file:
         shape, fortran_order, dtype = _read_npy_header(file)
     if dtype != np.uint8 or fortran_order or not shape:
-        raise InputError(f"{path}: {member.removesuffix('.npy')} must be uint8 in C order, is {dtype} {shape}.")
+        raise InputError(f"{path}: {member.removesuffix('.npy')} must be uint8 in C order, got {dtype} {shape}.")
     expected = int(np.prod(shape, dtype=object))
     if archive.getinfo(member).file_size < expected:
-        raise EOFError(f"{member} has {archive.getinfo(member).file_size:,} bytes where {expected:,} are announced")
+        raise EOFError(f"{member} has {archive.getinfo(member).file_size:,} bytes, but its header says {expected:,}")
     return shape
 
 
@@ -128,15 +125,15 @@ def _read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[A
 
 
 def _read_labels(
-    path: Path, archive: zipfile.ZipFile, parts: list[str], sizes: list[int]
+    path: Path, archive: zipfile.ZipFile, splits: list[str], sizes: list[int]
 ) -> npt.NDArray[np.int64] | npt.NDArray[np.uint8]:
-    """[N] or [N, 1] is one label an image; [N, K] of zeros and ones is several."""
+    """Return labels: [N] and [N, 1] mean one label per image; [N, K] of zeros and ones means multi-label."""
     pieces = []
-    for part, size in zip(parts, sizes, strict=True):
-        with archive.open(f"{part}_labels.npy") as file:
+    for split, size in zip(splits, sizes, strict=True):
+        with archive.open(f"{split}_labels.npy") as file:
             piece = np.lib.format.read_array(file, allow_pickle=False)
         if len(piece) != size:
-            raise InputError(f"{path}: {size} {part}_images but {len(piece)} {part}_labels.")
+            raise InputError(f"{path}: {size} {split}_images but {len(piece)} {split}_labels.")
         pieces.append(piece.reshape(size, -1))
     labels = np.concatenate(pieces)
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
@@ -144,10 +141,10 @@ def _read_labels(
     if labels.shape[1] == 1:
         single = labels[:, 0].astype(np.int64)
         if (single != labels[:, 0]).any() or (single < 0).any() or single.max(initial=0) >= 10_000:
-            raise InputError(f"{path}: labels must be class numbers from 0 on.")
+            raise InputError(f"{path}: labels must be class numbers from 0.")
         return single
     if not np.isin(labels, (0, 1)).all():
-        raise InputError(f"{path}: labels of several classes at once must be zeros and ones.")
+        raise InputError(f"{path}: multi-label labels must be zeros and ones.")
     return labels.astype(np.uint8)
 
 
@@ -159,14 +156,15 @@ def _class_names(path: Path, labels: npt.NDArray[Any]) -> tuple[str, ...]:
 
 
 def download(name: str) -> Path:
-    """The file of a MedMNIST set, for example ``dermamnist`` or ``dermamnist_224``, where the medmnist package keeps
-    it. Downloaded if it is not there, and checked against the checksum that the package carries.
+    """Return the file of a MedMNIST set, such as ``dermamnist_224``, in the folder of the medmnist package.
+
+    It is downloaded if missing, and verified with the checksum in the package.
     """
     try:
         from medmnist.info import DEFAULT_ROOT, INFO
     except ImportError as error:
         raise InputError(
-            "medmnist:NAME needs the medmnist package: pip install 'cclnet[medmnist]'. Or download the .npz yourself "
+            "medmnist:NAME needs the medmnist package: pip install 'cclnet[medmnist]'. Or download the .npz file "
             "and give its path."
         ) from error
     from torchvision.datasets.utils import download_url
@@ -182,17 +180,19 @@ def download(name: str) -> Path:
     try:
         download_url(INFO[flag][f"url{version}"], root=DEFAULT_ROOT, filename=file, md5=INFO[flag][f"MD5{version}"])
     except (URLError, OSError) as error:
-        raise InputError(f"{file} could not be downloaded ({error}). Is there a network? Else give a path.") from error
+        raise InputError(
+            f"{file} could not be downloaded ({error}). Check the network, or give the path of a local file."
+        ) from error
     except RuntimeError as error:
         raise InputError(
-            f"{Path(DEFAULT_ROOT) / file} does not have the checksum it should have: the download was cut off or "
-            "changed. Remove it and try again."
+            f"{Path(DEFAULT_ROOT) / file} has a wrong checksum: the download was truncated or changed. "
+            "Remove it and try again."
         ) from error
     return Path(DEFAULT_ROOT) / file
 
 
 SOURCE = Source(
-    words="MedMNIST",
+    title="MedMNIST",
     layout="dermamnist.npz, chestmnist_224.npz, … or medmnist:NAME to download",
     find=find,
     read=read,

@@ -1,4 +1,4 @@
-"""What a source found on its way to the table, and the checks that every table passes."""
+"""What all data sources share: the options of the user, notes on excluded images, and the final checks of a table."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cclnet.settings import DataOptions
 
 @dataclass(frozen=True)
 class Source:
-    """One layout of data. ``find`` gives the files or folders by which it is known, none if it is not this layout."""
+    """One data layout. ``find`` returns the files or folders that identify it, none if the path has another layout."""
 
-    words: str
+    title: str
     layout: str
     find: Callable[[Path], list[Path]]
     read: Callable[[Path, DataOptions], ImageTable]
@@ -34,7 +34,7 @@ SPLIT_NAMES = {
 
 
 def listed(names: Sequence[object], limit: int = 8) -> str:
-    """The first few of many names.
+    """Join the first few of many names.
 
     >>> listed(["a", "b", "c"], limit=2)
     'a, b and 1 more'
@@ -44,16 +44,16 @@ def listed(names: Sequence[object], limit: int = 8) -> str:
 
 
 @dataclass
-class Findings:
-    """``broken``: what strict refuses. ``notes``: what a person should know, though nothing is wrong."""
+class SourceNotes:
+    """What to report about a source: ``excluded`` (refused by strict) and ``notes`` (no fault)."""
 
-    broken: list[str] = field(default_factory=list)
+    excluded: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def leave_out(self, what: str, names: Sequence[object]) -> None:
-        """Say that these were left out, counted and named; nothing if there are none."""
+    def exclude(self, what: str, names: Sequence[object]) -> None:
+        """Report that these were left out, with their number and the first names; nothing if there are none."""
         if names:
-            self.broken.append(f"{what}: {len(names):,} ({listed(names)})")
+            self.excluded.append(f"{what}: {len(names):,} ({listed(names)})")
 
     def note(self, what: str, names: Sequence[object]) -> None:
         if names:
@@ -61,7 +61,7 @@ class Findings:
 
 
 def encode(labels: Sequence[str], order: Sequence[str] = ()) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Class names to indices: the classes of ``order`` first, then the others as a person would sort them.
+    """Return class indices and classes: those of ``order`` first, then the others in natural order.
 
     >>> encode(["grade 10", "grade 9", "nv"], order=["nv"])
     (array([2, 1, 0]), ('nv', 'grade 9', 'grade 10'))
@@ -73,35 +73,33 @@ def encode(labels: Sequence[str], order: Sequence[str] = ()) -> tuple[npt.NDArra
     return np.array([index[label] for label in labels], dtype=np.int64), classes
 
 
-def groups_or_alone(groups: Sequence[str], names: Sequence[str], findings: Findings) -> npt.NDArray[np.str_]:
-    """An image whose group is not known is a group of its own."""
-    findings.note("images without a group, each taken alone", [n for n, g in zip(names, groups, strict=True) if not g])
+def fill_groups(groups: Sequence[str], names: Sequence[str], notes: SourceNotes) -> npt.NDArray[np.str_]:
+    """Return the groups; an image without a group gets a group of its own."""
+    notes.note("images without a group, each taken alone", [n for n, g in zip(names, groups, strict=True) if not g])
     return np.array([group or f"alone: {name}" for name, group in zip(names, groups, strict=True)], dtype=np.str_)
 
 
-def finish(table: ImageTable, findings: Findings, strict: bool) -> ImageTable:
-    """Leave out classes without images, refuse what nothing can be learned from, and hand over the findings.
+def finish(table: ImageTable, notes: SourceNotes, strict: bool) -> ImageTable:
+    """Drop classes without images, refuse a table that cannot be trained on, and add the notes as ``problems``.
 
-    One part alone is no split that somebody made: ``parts`` is None then.
+    A single split is not a split of the data: ``splits`` becomes None.
     """
-    if strict and findings.broken:
-        faults = "".join(f"\n  - {fault}" for fault in findings.broken)
-        raise InputError(f"{table.source} at {table.root}, read strictly:{faults}\nMend this, or read without strict.")
+    if strict and notes.excluded:
+        faults = "".join(f"\n  - {fault}" for fault in notes.excluded)
+        raise InputError(f"{table.source} at {table.root}, strict:{faults}\nFix this, or read it without strict.")
     if len(table) == 0:
-        faults = "; ".join(findings.broken) or "the table is empty"
+        faults = "; ".join(notes.excluded) or "the table is empty"
         raise InputError(f"{table.source} at {table.root}: no image has both a file and a label ({faults}).")
     counts = table.class_counts()
-    findings.note(
-        "classes without an image, left out", [c for c, n in zip(table.classes, counts, strict=True) if not n]
-    )
+    notes.note("classes without an image, left out", [c for c, n in zip(table.classes, counts, strict=True) if not n])
     table = _keep_classes(table, np.flatnonzero(counts))
     if table.num_classes < 2:
         raise InputError(
             f"{table.source} at {table.root}: one class only ({', '.join(table.classes)}, {len(table):,} images). "
-            "A classifier needs two; is this the folder or column you mean?"
+            "A classifier needs at least two; check the folder or the label column."
         )
-    parts = table.splits if table.splits is not None and len(set(table.splits.tolist())) > 1 else None
-    return replace(table, splits=parts, problems=(*findings.broken, *findings.notes))
+    splits = table.splits if table.splits is not None and len(set(table.splits.tolist())) > 1 else None
+    return replace(table, splits=splits, problems=(*notes.excluded, *notes.notes))
 
 
 def _keep_classes(table: ImageTable, kept: npt.NDArray[np.intp]) -> ImageTable:
@@ -117,6 +115,6 @@ def _keep_classes(table: ImageTable, kept: npt.NDArray[np.intp]) -> ImageTable:
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Sorts 9 before 10, also inside a name."""
+    """Return a sort key in natural order: 9 before 10, also inside a name."""
     pieces = re.split(r"(\d+)", name.casefold())
     return tuple((0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces)

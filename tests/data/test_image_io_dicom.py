@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from layouts import draw, write_csv
 
-from cclnet.data.describe import describe
+from cclnet.data.audit import describe
 from cclnet.data.image_io import UnreadableImage, image_size, read_image
 from cclnet.data.sources import open_data
 from cclnet.errors import InputError
@@ -99,7 +99,7 @@ def test_signed_values_and_the_other_window_functions(tmp_path: Path) -> None:
     np.testing.assert_allclose(grey(path), np.rint(255 / (1 + np.exp(-4 * signed / 500.0))), atol=1)
 
 
-def test_a_table_of_interest(tmp_path: Path) -> None:
+def test_a_voi_lut(tmp_path: Path) -> None:
     from pydicom.dataset import Dataset
 
     curve = [int(65535 * (value / 4095) ** 2) for value in range(4096)]
@@ -111,7 +111,7 @@ def test_a_table_of_interest(tmp_path: Path) -> None:
     path = write_dicom(tmp_path / "both.dcm", RAMP, VOILUTSequence=[table], WindowCenter=2000, WindowWidth=800)
     np.testing.assert_allclose(grey(path), window(RAMP.astype(float), 2000, 800), atol=1)
     table.LUTDescriptor = [4096, 0, 8]
-    with pytest.raises(UnreadableImage, match="an 8-bit table of interest with 4096 entries"):
+    with pytest.raises(UnreadableImage, match="8-bit VOI LUT with 4096 entries"):
         read_image(write_dicom(tmp_path / "narrow.dcm", RAMP, VOILUTSequence=[table]))
 
 
@@ -144,9 +144,9 @@ def test_several_frames_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_what_is_no_picture_is_named(tmp_path: Path) -> None:
     (tmp_path / "text.dcm").write_text("not a DICOM file " * 20)
-    with pytest.raises(UnreadableImage, match=r"text\.dcm: not a DICOM file, or cut off"):
+    with pytest.raises(UnreadableImage, match=r"text\.dcm: not a DICOM file"):
         read_image(tmp_path / "text.dcm")
-    with pytest.raises(UnreadableImage, match=r"holds no picture \(no Rows\)"):
+    with pytest.raises(UnreadableImage, match=r"\(no Rows\)"):
         read_image(write_dicom(tmp_path / "report.dcm", RAMP, Rows=None))
     with pytest.raises(UnreadableImage, match="cannot be decoded"):
         read_image(write_dicom(tmp_path / "bare.dcm", RAMP, PixelData=None))

@@ -1,4 +1,4 @@
-"""Decoded once: the right pixels, kept whole whatever happens, and never decoded a second time."""
+"""The cache: the right pixels, no image decoded twice, and no damage by kills, full disks or parallel runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cclnet.data import cache as decode_module
-from cclnet.data import cache as fill_module
+from cclnet.data import cache as cache_module
 from cclnet.data import parallel
 from cclnet.data.cache import DecodedImages, PixelStore, decode, decode_readable
 from cclnet.data.image_io import UnreadableImage, read_resized
@@ -36,7 +35,7 @@ def draw(folder: Path, count: int, start: int = 0) -> None:
 
 def table_of(folder: Path) -> ImageTable:
     paths = sorted(folder.iterdir())
-    return ImageTable("drawn set", folder, [p.name for p in paths], paths, np.zeros(len(paths), np.int64), ("a",))
+    return ImageTable("test set", folder, [p.name for p in paths], paths, np.zeros(len(paths), np.int64), ("a",))
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(Path(path).name)
         return read_resized(path, short_side)
 
-    monkeypatch.setattr(decode_module, "read_resized", counted)
+    monkeypatch.setattr(cache_module, "read_resized", counted)
     return names
 
 
@@ -136,7 +135,7 @@ def test_arrays_that_would_fill_the_memory_go_through_the_cache(tmp_path, cache,
     table = ImageTable("array", tmp_path, list("abcdef"), array, np.zeros(6, np.int64), ("a",))
     in_memory = decode(table, 16, cache)
     assert not cache.exists()
-    monkeypatch.setattr(decode_module, "_MOST_IN_MEMORY", 1000)
+    monkeypatch.setattr(cache_module, "_MAX_IN_MEMORY", 1000)
     for workers in (2, 1):  # made, then found
         on_disk = decode(table, 16, cache, workers, progress=False)
         assert isinstance(on_disk.pixels, np.memmap)
@@ -155,7 +154,7 @@ def test_grey_arrays_become_rgb(shape):
     "array", [np.zeros((2, 3), np.uint8), np.zeros((1, 2, 3), np.float32), np.zeros((1, 2, 3, 4), np.uint8)]
 )
 def test_arrays_of_another_kind_are_refused(array):
-    with pytest.raises(InputError, match=r"images in an array are uint8 \[N, H, W\]"):
+    with pytest.raises(InputError, match=r"uint8 \[N, H, W\]"):
         DecodedImages.from_array(array)
 
 
@@ -279,8 +278,8 @@ def test_broken_images_are_named_all_at_once_and_the_others_kept(table, cache, r
     assert sorted(broken) == [2, 5, 7]
     assert images.heights[[2, 5, 7]].tolist() == [0, 0, 0]
     read_files.clear()
-    mended = table.select(np.array([row for row in range(12) if row not in broken]))
-    assert_right(decode(mended, 32, cache, workers=1, progress=False), mended)
+    readable = table.select(np.array([row for row in range(12) if row not in broken]))
+    assert_right(decode(readable, 32, cache, workers=1, progress=False), readable)
     assert read_files == []
 
 
@@ -295,13 +294,13 @@ def test_many_broken_images_are_counted(tmp_path, cache):
 
 def test_an_image_too_long_and_thin_is_refused(tmp_path):
     Image.new("L", (60_000, 1)).save(tmp_path / "line.png")
-    with pytest.raises(UnreadableImage, match="60000 x 1 pixels is too long and thin to have a short side of 256"):
+    with pytest.raises(UnreadableImage, match=r"60000 x 1 pixels .* 256"):
         read_resized(tmp_path / "line.png", 256)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"short_side": 0}, "short_side is in pixels"), ({"workers": 0}, "workers must be at least 1")],
+    [({"short_side": 0}, "short_side must be at least 1"), ({"workers": 0}, "workers must be at least 1")],
 )
 def test_settings_that_cannot_be(table, cache, settings, message):
     with pytest.raises(InputError, match=message):
@@ -328,7 +327,7 @@ decode.read_resized = logged
 decode._SECONDS_BETWEEN_SAVES = {between_saves}
 {more}
 paths = sorted(folder.iterdir())
-table = ImageTable("drawn set", folder, [p.name for p in paths], paths, np.zeros(len(paths), np.int64), ("a",))
+table = ImageTable("test set", folder, [p.name for p in paths], paths, np.zeros(len(paths), np.int64), ("a",))
 decode.decode(table, 32, cache, workers=2, progress=False)
 print("whole")
 """  # no __main__ guard, on purpose
@@ -438,7 +437,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
 def test_a_full_disk_leaves_nothing_behind(tmp_path, table, cache):
     process = start(tmp_path, table, cache, more=LIMIT.format(size=20_000))
     errors = process.communicate(timeout=60)[1]
-    assert "cclnet.errors.InputError: cannot keep decoded images in" in errors
+    assert "cclnet.errors.InputError: " in errors and str(cache) in errors
     assert "choose another folder with --cache-dir" in errors
     assert files_below(cache) == []
     assert_right(decode(table, 32, cache, workers=1, progress=False), table)
@@ -457,10 +456,10 @@ def test_a_disk_that_fills_up_later_keeps_what_was_whole(tmp_path, table, cache,
 
 
 def test_a_disk_that_is_full_when_progress_is_saved(table, cache, monkeypatch):
-    def no_space(self, content, finished):
+    def no_space(self, index, finished):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(fill_module, "_SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(cache_module, "_SECONDS_BETWEEN_SAVES", 0.0)
     monkeypatch.setattr(PixelStore, "save", no_space)
     with pytest.raises(InputError, match="No space left on device"):
         decode(table, 32, cache, workers=1, progress=False)
@@ -469,7 +468,7 @@ def test_a_disk_that_is_full_when_progress_is_saved(table, cache, monkeypatch):
 
 def test_a_folder_that_cannot_be_made(tmp_path, table):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"cannot keep decoded images in .*Not a directory.*--cache-dir"):
+    with pytest.raises(InputError, match=r"Not a directory.*--cache-dir"):
         decode(table, 32, tmp_path / "file" / "cache", progress=False)
 
 
@@ -485,19 +484,19 @@ def test_a_read_only_folder_is_named_but_can_be_read_from(table, cache, monkeypa
 
 
 def test_stopped_by_hand_and_gone_on(table, cache, monkeypatch, read_files):
-    count = decode_module.read_resized
+    count = cache_module.read_resized
 
     def stopped(path: Path, short_side: int) -> np.ndarray:
         if path.name == table.names[7]:
             raise KeyboardInterrupt
         return count(path, short_side)
 
-    monkeypatch.setattr(decode_module, "read_resized", stopped)
+    monkeypatch.setattr(cache_module, "read_resized", stopped)
     with pytest.raises(KeyboardInterrupt):
         decode(table, 32, cache, workers=1, progress=False)
     first = len(read_files)
     assert 0 < first < len(table)
-    monkeypatch.setattr(decode_module, "read_resized", count)
+    monkeypatch.setattr(cache_module, "read_resized", count)
     assert_right(decode(table, 32, cache, workers=1, progress=False), table)
     assert len(read_files) < first + len(table)
 
@@ -508,15 +507,15 @@ def test_a_worker_that_is_killed_is_named(table, cache, monkeypatch):
             os.kill(os.getpid(), signal.SIGKILL)
         return read_resized(path, short_side)
 
-    monkeypatch.setattr(decode_module, "read_resized", out_of_memory)
-    with pytest.raises(InputError, match="was killed, most likely because the memory was full"):
+    monkeypatch.setattr(cache_module, "read_resized", out_of_memory)
+    with pytest.raises(InputError, match=r"was killed.*memory"):
         decode(table, 32, cache, workers=2, progress=False)
     monkeypatch.undo()
     assert_right(decode(table, 32, cache, workers=2, progress=False), table)
 
 
 def test_a_fault_in_a_worker_is_seen(table, cache, monkeypatch):
-    monkeypatch.setattr(decode_module, "read_resized", lambda path, short_side: 1 / 0)
+    monkeypatch.setattr(cache_module, "read_resized", lambda path, short_side: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         decode(table, 32, cache, workers=2, progress=False)
 
