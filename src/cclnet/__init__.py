@@ -10,12 +10,13 @@ from cclnet.errors import InputError
 if TYPE_CHECKING:
     from cclnet.deploy.model import load
     from cclnet.head import CCLHead
-    from cclnet.methods import METHODS, Loss, Method, build_method
+    from cclnet.methods import METHODS, Loss, Method, build_method, register_method
     from cclnet.network import CCLNet
 
 __version__ = "0.1.0"
 
-__all__ = ["METHODS", "CCLHead", "CCLNet", "InputError", "Loss", "Method", "__version__", "build_method", "load"]
+__all__ = ["METHODS", "CCLHead", "CCLNet", "InputError", "Loss", "Method", "__version__", "build_method", "load",
+           "register_method"]  # fmt: skip
 
 # Where each name is, imported when it is first asked for: neither a model in ONNX Runtime nor `--help` needs torch.
 _PLACES = {
@@ -26,6 +27,7 @@ _PLACES = {
     "Method": "cclnet.methods",
     "build_method": "cclnet.methods",
     "load": "cclnet.deploy.model",
+    "register_method": "cclnet.methods",
 }
 
 

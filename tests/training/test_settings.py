@@ -79,7 +79,6 @@ def test_overrides(assignment: str, name: str, value: object) -> None:
         ({"drops": [0.7, 0.5]}, "rising shares"),
         ({"drops": [0.7, 1.5]}, "rising shares"),
         ({"class_weights": True, "balanced_sampling": True}, "choose one"),
-        ({"class_weights": True, "method": "ccl-balanced"}, "would do so twice"),
         ({"short_side": 100}, "augment.crop is 224 but images have a short side of 100"),
         ({"augment": {"hue": 2.0}}, "hue"),
     ],
