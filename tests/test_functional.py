@@ -325,7 +325,7 @@ def test_half_precision_is_raised() -> None:
     torch.testing.assert_close(got, binary_kl(logits.bfloat16().float(), target))
 
 
-def test_marks_may_be_of_any_type() -> None:
+def test_multi_hot_targets_of_any_type() -> None:
     expected = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     for dtype in (torch.bool, torch.uint8, torch.int64, torch.float32):
         assert torch.equal(multi_hot_targets(expected.to(dtype), 2, 2), expected)
@@ -344,6 +344,6 @@ def test_marks_may_be_of_any_type() -> None:
         (torch.tensor([[0.0, 1.0, math.nan], [0.0, 0.0, 0.0]]), "got nan to nan"),
     ],
 )
-def test_labels_that_are_no_marks(labels: torch.Tensor, says: str) -> None:
+def test_labels_that_are_not_multi_hot(labels: torch.Tensor, says: str) -> None:
     with pytest.raises(InputError, match=says):
         multi_hot_targets(labels, 2, 3)

@@ -167,7 +167,7 @@ def test_a_backbone_with_two_classifiers_is_refused() -> None:
         CCLNet("deit_tiny_distilled_patch16_224", 5)
 
 
-def test_weights_that_cannot_be_fetched_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_cannot_be_fetched_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> None:
         raise FileNotFoundError("no connection\nand a long story")
 

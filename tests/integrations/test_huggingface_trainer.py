@@ -30,9 +30,9 @@ def test_the_model_gives_what_the_trainer_asks_for() -> None:
 
 def test_several_labels_have_a_binary_loss() -> None:
     model = TrainerModel(CCLNet(nn.Linear(5, 6), 3, "bce", feature_width=6)).eval()
-    images, marks = torch.randn(4, 5), torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]])
-    found = model(images, marks)
-    torch.testing.assert_close(found["loss"], F.binary_cross_entropy_with_logits(found["logits"], marks.float()))
+    images, targets = torch.randn(4, 5), torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]])
+    found = model(images, targets)
+    torch.testing.assert_close(found["loss"], F.binary_cross_entropy_with_logits(found["logits"], targets.float()))
 
 
 def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,8 @@ def fresh(classes: int = K, width: int = WIDTH, **chosen: object) -> CCLConfusio
 def epoch(seed: int, counts: tuple[int, ...] = (40, 20, 10, 6)) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    places = torch.randn(len(counts), WIDTH, generator=torch.Generator().manual_seed(99))
-    features = 2.0 * places[labels] + torch.randn(len(labels), WIDTH, generator=generator)
+    centres = torch.randn(len(counts), WIDTH, generator=torch.Generator().manual_seed(99))
+    features = 2.0 * centres[labels] + torch.randn(len(labels), WIDTH, generator=generator)
     return features, torch.zeros(len(labels), len(counts)), labels
 
 
@@ -48,14 +48,14 @@ def shares_by_hand(before: torch.Tensor, labels_before: torch.Tensor, now: torch
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_an_epoch_is_judged_by_the_means_of_the_one_before(share: float) -> None:
+def test_an_epoch_is_classified_by_the_lda_of_the_one_before(share: float) -> None:
     method = fresh(confusion_weight=share, ema_decay=0.0)
     of_means = build_method("ccl-centroid", Classes(K, WIDTH), {"ema_decay": 0.0})
     before, now = epoch(0), epoch(1)
     for one in (method, of_means):
         one(*before)
         one.end_epoch()
-    assert torch.equal(method.soft_labels(), of_means.soft_labels())  # a judge is all that the first epoch adds
+    assert torch.equal(method.soft_labels(), of_means.soft_labels())  # the first epoch adds only an LDA classifier
     for one in (method, of_means):
         for part in (slice(0, 30), slice(30, 76)):  # however the epoch is cut into batches
             one(*(each[part] for each in now))
@@ -120,7 +120,7 @@ def test_a_class_not_yet_seen_is_given_no_image_and_has_a_smoothed_row() -> None
     torch.testing.assert_close(table[3], smoothed[3])
     assert float((table[0, 1:3] - smoothed[0, 1:3]).abs().max()) > 1e-3 and bool((table[:3, 3] > 0).all())
     method(*epoch(2))
-    assert float(method.confusion[:, 3].sum()) == 0.0  # the judge does not know it yet
+    assert float(method.confusion[:, 3].sum()) == 0.0  # the LDA classifier does not know it yet
     of_means = build_method("ccl-centroid", Classes(K, WIDTH), {})
     of_means(*epoch(2))
     of_means.end_epoch(), method.end_epoch()
@@ -159,26 +159,30 @@ def trained(features: list[torch.Tensor], labels: torch.Tensor, **chosen: object
     return method, of_means
 
 
-def test_classes_too_far_for_the_judge_are_as_far_as_their_means() -> None:
+def test_classes_too_far_for_the_lda_have_the_distance_of_their_means() -> None:
     labels = torch.arange(4).repeat_interleave(100)
-    places = 20.0 * torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
-    places[1] = places[0] + 0.2 * torch.randn(64, generator=torch.Generator().manual_seed(2))  # but these two are near
-    method, of_means = trained([places[labels] + torch.randn(400, 64) for _ in range(2)], labels, ema_decay=0.0)
+    centres = 20.0 * torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
+    centres[1] = centres[0] + 0.2 * torch.randn(
+        64, generator=torch.Generator().manual_seed(2)
+    )  # but these two are near
+    method, of_means = trained([centres[labels] + torch.randn(400, 64) for _ in range(2)], labels, ema_decay=0.0)
     assert not bool(method.frozen_flag) and bool(method.lda_knows.all())
     far, near = of_means.distance_sum.clone(), (0, 1)
-    torch.testing.assert_close(method.distance_sum, far)  # the only pair that is mistaken has the mean of d over itself
+    torch.testing.assert_close(
+        method.distance_sum, far
+    )  # the only confused pair is scaled to its own distance of means
     assert float(far[near]) < 0.1 < float(far[2, 3])
 
 
-def test_with_fewer_images_than_features_there_is_no_judge() -> None:
+def test_with_fewer_images_than_features_there_is_no_lda() -> None:
     labels = torch.tensor([0] * 40 + [1] * 20 + [2] * 5 + [3] * 3)
-    places = 0.3 * torch.randn(4, 200, generator=torch.Generator().manual_seed(1))
-    method, of_means = trained([20.0 + places[labels] + torch.randn(68, 200) for _ in range(4)], labels)
+    centres = 0.3 * torch.randn(4, 200, generator=torch.Generator().manual_seed(1))
+    method, of_means = trained([20.0 + centres[labels] + torch.randn(68, 200) for _ in range(4)], labels)
     assert not bool(method.lda_knows.any())
     assert torch.equal(method.soft_labels(), of_means.soft_labels())
 
 
-def test_autocast_does_not_reach_the_judge() -> None:
+def test_autocast_does_not_reach_the_lda() -> None:
     features, _, labels = epoch(0)
     lda = fit_lda(geometry_from_means(batch_moments(features, labels, K), K))
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -105,14 +105,14 @@ class TestEffects:
         solution, _, rank, _ = np.linalg.lstsq(design, features.double().numpy(), rcond=None)
         left = features.double().numpy() - design @ solution
         inverse = np.linalg.inv(design.T @ design)
-        places = geometry_from_effects(moments_of(targets, features), K)
-        np.testing.assert_allclose(places.centres, solution[:K], atol=1e-9)
-        np.testing.assert_allclose(places.within, left.T @ left / (120 - rank), atol=1e-9)
+        geometry = geometry_from_effects(moments_of(targets, features), K)
+        np.testing.assert_allclose(geometry.centres, solution[:K], atol=1e-9)
+        np.testing.assert_allclose(geometry.within, left.T @ left / (120 - rank), atol=1e-9)
         for i in range(K):
             for j in range(K):
                 difference = np.eye(K + 1)[i] - np.eye(K + 1)[j]
-                assert float(places.variance[i, j]) == pytest.approx(difference @ inverse @ difference, abs=1e-9)
-        assert torch.equal(places.known, OFF)
+                assert float(geometry.variance[i, j]) == pytest.approx(difference @ inverse @ difference, abs=1e-9)
+        assert torch.equal(geometry.known, OFF)
 
     def test_distances_of_an_epoch_by_hand(self) -> None:
         features, logits, targets = batch()
@@ -137,31 +137,31 @@ class TestEffects:
         np.testing.assert_allclose(method.distance_sum[OFF], expected[OFF.numpy()], rtol=1e-7)
         assert expected[OFF.numpy()].min() > 0.01
 
-    def test_company_is_not_taken_for_likeness(self) -> None:
+    def test_co_occurrence_is_not_taken_for_similarity(self) -> None:
         """Twelve classes with unrelated effects, which come together in pairs that are not alike: effects are found
         as they are, means draw those together that come together."""
         size, count, width = 12, 4000, 30
         generator = torch.Generator().manual_seed(1)
-        places = torch.randn(size, width, generator=generator)
+        centres = torch.randn(size, width, generator=generator)
         targets = (torch.rand(count, size, generator=generator) < 0.1).float()
-        company = torch.rand(count, size, generator=generator) < 0.6
-        targets = torch.maximum(targets, (company * targets).roll(1, dims=1))  # each likes to bring the next
-        features = 1.0 + targets @ places + 0.1 * torch.randn(count, width, generator=generator)
+        co_occurs = torch.rand(count, size, generator=generator) < 0.6
+        targets = torch.maximum(targets, (co_occurs * targets).roll(1, dims=1))  # each class brings the next one
+        features = 1.0 + targets @ centres + 0.1 * torch.randn(count, width, generator=generator)
         moments = moments_of(targets, features)
-        truth = (places[:, None] - places[None]).square().sum(dim=2)
-        pairs, friends = torch.triu_indices(size, size, 1).unbind(), (torch.arange(size), torch.arange(size).roll(-1))
+        truth = (centres[:, None] - centres[None]).square().sum(dim=2)
+        pairs, partners = torch.triu_indices(size, size, 1).unbind(), (torch.arange(size), torch.arange(size).roll(-1))
 
         def follows_truth(distance: torch.Tensor) -> float:
             return float(spearmanr(distance[pairs], truth[pairs]).statistic)
 
-        def closeness_of_friends(distance: torch.Tensor) -> float:
-            return float(distance[friends].mean() / distance[pairs].mean())
+        def relative_distance_of_partners(distance: torch.Tensor) -> float:
+            return float(distance[partners].mean() / distance[pairs].mean())
 
         found = class_distances(geometry_from_effects(moments, size), whiten=False)
         confused = class_distances(geometry_from_means(moments, size), whiten=False)
         assert follows_truth(found) > 0.99 and follows_truth(confused) < 0.8
-        assert closeness_of_friends(found) == pytest.approx(closeness_of_friends(truth), rel=0.02)
-        assert closeness_of_friends(confused) < 0.6 * closeness_of_friends(truth)
+        assert relative_distance_of_partners(found) == pytest.approx(relative_distance_of_partners(truth), rel=0.02)
+        assert relative_distance_of_partners(confused) < 0.6 * relative_distance_of_partners(truth)
 
     @pytest.mark.parametrize("whiten", [False, True])
     def test_rare_classes_are_not_set_apart_by_chance(self, whiten: bool) -> None:
@@ -275,7 +275,7 @@ class TestLoss:
         assert float(logits.grad.abs().max()) < 1e-9
         assert bool((best[targets == 1] > 0.5).all()) and bool((best[targets == 0] < 0.5).all())
 
-    def test_sample_weights_weigh_every_term_and_not_what_is_remembered(self) -> None:
+    def test_sample_weights_weigh_every_term_and_not_the_moments(self) -> None:
         features, logits, targets = batch()
         weight = torch.zeros(120)
         weight[3] = 120.0
@@ -419,6 +419,6 @@ def test_unknown_methods_and_rows_that_do_not_sum_to_one_name_the_way_out() -> N
             build_method(name, Classes(K, WIDTH))(torch.zeros(1, WIDTH), torch.zeros(1, K), several)
 
 
-def test_it_is_ccl_centroid_but_for_places_targets_and_loss() -> None:
+def test_it_is_ccl_centroid_but_for_geometry_targets_and_loss() -> None:
     assert issubclass(CCLMultilabel, CCLCentroid)
     assert set(vars(CCLMultilabel)) & {"end_epoch", "accumulate", "soft_labels"} == set()

@@ -79,13 +79,13 @@ def test_every_method_has_a_card_that_names_its_settings(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("lsr-")])  # their card is lsr's
 def test_cards_tell_the_defaults(name: str) -> None:
-    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", method_card(name), flags=re.MULTILINE))
-    assert {key: told[key].strip() for key in method_settings(name)} == {
-        key: _as_told(value) for key, value in method_settings(name).items()
+    written = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", method_card(name), flags=re.MULTILINE))
+    assert {key: written[key].strip() for key in method_settings(name)} == {
+        key: _as_written(value) for key, value in method_settings(name).items()
     }
 
 
-def _as_told(value: object) -> str:
+def _as_written(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     return f"{value:.3g}" if isinstance(value, float) else str(value).lower()

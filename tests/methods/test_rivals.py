@@ -1,4 +1,4 @@
-"""The rivals, each held against its formula written with plain loops in Python's own double precision."""
+"""The methods of other papers, each compared with its formula in plain Python loops and double precision."""
 
 from __future__ import annotations
 
