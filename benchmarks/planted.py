@@ -1,6 +1,6 @@
 """Does a method learn looks or class frequency? Trained end to end on drawn lesions whose similarity is known.
 
-    python benchmarks/planted.py --document docs/looks.md
+    python benchmarks/planted.py --document docs/similarity.md
 
 writes results/planted.json.bz2, .md and .png, on two CPU cores in under half an hour, and the table into the page.
 

@@ -25,7 +25,7 @@ from cclnet.data.sources import open_data
 from cclnet.evaluation.similarity import agreement, mean_confusion, rarity
 from cclnet.files import write_whole
 from cclnet.methods.ccl_centroid import CCLCentroid
-from cclnet.methods.class_geometry import class_distances, class_means
+from cclnet.methods.class_geometry import class_distances, geometry_from_means
 from cclnet.reproduce.command import RECIPES
 from cclnet.reproduce.experiments import Cell, read_recipes, write_tuning_data
 from cclnet.reproduce.pages import fill_markers
@@ -70,7 +70,7 @@ def courses(moments: Sequence[Tensor], yardstick: Floats, counts: Sequence[int])
         course: dict[str, list[float]] = {"epoch": [], "running": [], "rarity": [], "structure": []}
         total, weight = torch.zeros(len(counts), len(counts), dtype=torch.float64), 0.0
         for epoch in moments:
-            places = class_means(epoch, len(counts))
+            places = geometry_from_means(epoch, len(counts))
             distance = class_distances(places, **form)
             total, weight = MEMORY * total + distance, MEMORY * weight + 1.0
             running = -(total / weight).numpy()

@@ -27,7 +27,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_planted_table_is_that_of_the_results() -> None:
-    page = (ROOT / "docs" / "looks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "similarity.md").read_text(encoding="utf-8")
     assert between(page, "planted") == (ROOT / "results" / "planted.md").read_text(encoding="utf-8").strip()
 
 
@@ -38,7 +38,7 @@ def test_the_planted_table_is_that_of_the_results() -> None:
         ("methods.md", "methods isic2018", "methods_isic2018/scores.md", "Not run yet."),
         ("multilabel.md", "multilabel", "multilabel.md", ""),
         ("data.md", "decode", "data.md", "Not measured yet."),
-        ("looks.md", "structure", "structure.md", ""),
+        ("similarity.md", "structure", "structure.md", ""),
         ("using.md", "uses planted", "uses_planted.md", ""),
         ("using.md", "unsoftened", "unsoftened.md", ""),
         ("reproduce.md", "prior readings", "prior_readings.md", ""),

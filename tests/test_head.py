@@ -174,7 +174,7 @@ def test_autocast_agrees_with_float64(dtype: torch.dtype) -> None:
         ({"margin": 5.0}, r"margin must lie in \(0, 4\]"),
         ({"correlation_weight": -1.0}, "must not be negative"),
         ({"patience": 0}, "patience must be 1 or more"),
-        ({"dictionary_norm": 0.0}, "positive length"),
+        ({"dictionary_norm": 0.0}, "dictionary_norm must be positive"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict, says: str) -> None:
@@ -189,7 +189,7 @@ def test_settings_that_make_no_sense(settings: dict, says: str) -> None:
         (torch.randn(3, 6), torch.tensor([0, -1, 2]), r"got -1 … 2"),
         (torch.randn(3, 6), torch.tensor([0, 1, 2], dtype=torch.int32), r"torch.int64 .* got torch.int32"),
         (torch.randn(3, 6), torch.tensor([[0], [1], [2]]), r"squeeze\(1\)"),
-        (torch.randn(3, 6), torch.tensor([0, 1]), r"shape \[3\], one an image, got \[2\]"),
+        (torch.randn(3, 6), torch.tensor([0, 1]), r"shape \[3\], one per image, got \[2\]"),
         (torch.randn(3, 6), torch.tensor([0.0, 1.0, 2.0]), r"class weights must have shape \[3, 4\]"),
         (torch.randn(3, 6), torch.full((3, 4), 0.5), "sum to one"),
         (torch.randn(3, 7), torch.tensor([0, 1, 2]), r"shape \[N, 6\].*got \[3, 7\]"),

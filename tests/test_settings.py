@@ -110,7 +110,6 @@ def test_overrides(assignment: str, name: str, value: object) -> None:
         ({"drops": [0.7, 0.5]}, "drops must be numbers, in ascending order"),
         ({"drops": [0.7, 1.5]}, "drops .*above 0 and below 1, got"),
         ({"class_weights": True, "balanced_sampling": True}, "choose one"),
-        ({"class_weights": True, "method": "ccl-balanced"}, "would do so twice"),
         ({"short_side": 100}, "augment.crop is 224 but images have a short side of 100"),
         ({"augment": {"hue": 2.0}}, "hue"),
     ],

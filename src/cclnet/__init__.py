@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cclnet.data.sources import open_data
     from cclnet.deploy.model import load
     from cclnet.head import CCLHead
-    from cclnet.methods import METHODS, Loss, Method, build_method
+    from cclnet.methods import METHODS, Loss, Method, build_method, register_method
     from cclnet.network import CCLNet
 
 __version__ = "0.1.0"
@@ -30,6 +30,7 @@ __all__ = [
     "evaluate",
     "load",
     "open_data",
+    "register_method",
     "train",
 ]
 
@@ -46,6 +47,7 @@ _MODULES = {
     "load": "cclnet.deploy.model",
     "open_data": "cclnet.data.sources",
     "train": "cclnet.api",
+    "register_method": "cclnet.methods",
 }
 
 

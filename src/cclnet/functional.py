@@ -1,8 +1,10 @@
-"""The mathematics of CCL-Net: pure functions, one formula each.
+"""The formulas of CCL-Net as pure functions.
 
-Shapes: N samples, K classes, D the width of an embedding. Every function computes in float32 at least,
-whatever autocast says (float64 stays float64), because distances and softmax lose their meaning in half
-precision.
+Shapes: N images, K classes, D embedding dimensions. Every function computes in float32 or higher under autocast
+(float64 stays float64), because distances and softmax are inaccurate in half precision.
+
+Multi-label functions take multi-hot targets [N, K]: 1 for a class that is present, 0 for one that is absent, values
+in between for mixed images. Each class has its own logit, ``q_k = sigmoid(z_k)``; losses are means over the classes.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from cclnet.errors import InputError
 
 __all__ = [
     "batch_mean",
+    "binary_cross_entropy",
+    "binary_kl",
     "class_correlation_loss",
     "collapse_point",
     "cross_entropy",
@@ -28,6 +32,8 @@ __all__ = [
     "inverse_of",
     "kl_to_target",
     "log_complement",
+    "multi_hot_targets",
+    "noisy_or_targets",
     "rows_of",
     "smoothed_labels",
     "soft_labels",
@@ -37,15 +43,19 @@ __all__ = [
     "unsoften_by",
 ]
 
-LEAST = 1e-3  # what taking soft labels out leaves to every class
+LEAST = 1e-3  # smallest probability that ``unsoften`` returns, before normalisation
 
 Function = TypeVar("Function", bound=Callable[..., Tensor])
 
 
 def full_precision(function: Function) -> Function:
-    """Leave autocast and raise half-precision arguments to float32 for the length of one call."""
+    """Decorator: run ``function`` outside of autocast, with half-precision tensor arguments cast to float32.
 
-    def raised(value: object) -> object:
+    >>> full_precision(torch.exp)(torch.zeros(1, dtype=torch.bfloat16))
+    tensor([1.])
+    """
+
+    def to_float32(value: object) -> object:
         half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
         return cast(Tensor, value).float() if half else value
 
@@ -53,17 +63,20 @@ def full_precision(function: Function) -> Function:
     def wrapper(*args: object, **kwargs: object) -> Tensor:
         device = next(a.device.type for a in (*args, *kwargs.values()) if isinstance(a, Tensor))
         with torch.autocast(device, enabled=False):
-            return function(*(raised(a) for a in args), **{k: raised(v) for k, v in kwargs.items()})
+            return function(*(to_float32(a) for a in args), **{k: to_float32(v) for k, v in kwargs.items()})
 
     return cast(Function, wrapper)
 
 
 def _unit_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows at length one, and their squared lengths afterwards: 1, or 0 for a zero row, which has no
-    direction, stays zero and passes no gradient (dividing by a tiny length would pass an enormous one)."""
+    """L2-normalised rows and their squared norms: 1, or 0 for a zero row.
+
+    A zero row has no direction. It stays zero and gets no gradient, because dividing by a tiny norm would give an
+    enormous one.
+    """
     largest = rows.detach().abs().amax(dim=-1, keepdim=True)
     is_zero = largest == 0
-    rows = rows / largest.masked_fill(is_zero, 1.0)  # so that squaring neither overflows nor underflows
+    rows = rows / largest.masked_fill(is_zero, 1.0)  # prevents overflow and underflow of the squares
     square = rows.square().sum(dim=-1, keepdim=True)
     unit = rows * square.masked_fill(is_zero, 1.0).rsqrt()
     unit = unit.masked_fill(is_zero, 0.0)
@@ -74,32 +87,32 @@ def _unit_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:
     """Squared Euclidean distance between L2-normalised rows: [N, D], [K, D] → [N, K], each in [0, 4].
 
-    ``f_d(a, b) = | a/|a| − b/|b| |²``. A zero row stays zero, so its distance from every other row is 1.
+    ``f_d(a, b) = | a/|a| − b/|b| |²``. A zero row stays zero, so its distance from every non-zero row is 1.
 
     >>> squared_distance(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
     tensor([[0., 2., 4.]])
     """
-    unit_a, length_a = _unit_rows(a)
-    unit_b, length_b = _unit_rows(b)
-    return (length_a + length_b.mT - 2.0 * unit_a @ unit_b.mT).clamp(0.0, 4.0)
+    unit_a, norm_a = _unit_rows(a)
+    unit_b, norm_b = _unit_rows(b)
+    return (norm_a + norm_b.mT - 2.0 * unit_a @ unit_b.mT).clamp(0.0, 4.0)
 
 
 def dictionary_distance(dictionary: Tensor) -> Tensor:
-    """``f_d`` between all pairs of class embeddings: [K, D] → [K, K], with a diagonal of exact zeros.
+    """Squared distances ``f_d`` between all pairs of class embeddings: [K, D] → [K, K], with an exact zero diagonal.
 
     >>> dictionary_distance(torch.eye(2))
     tensor([[0., 2.],
             [2., 0.]])
     """
-    own = torch.eye(dictionary.shape[0], dtype=torch.bool, device=dictionary.device)
-    return squared_distance(dictionary, dictionary).masked_fill(own, 0.0)
+    diagonal = torch.eye(dictionary.shape[0], dtype=torch.bool, device=dictionary.device)
+    return squared_distance(dictionary, dictionary).masked_fill(diagonal, 0.0)
 
 
 def soft_labels(dictionary: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-    """The learned label distributions: [K, D] → [K, K]; row k is the distribution of class k.
+    """The learned label distributions: [K, D] → [K, K]; row k is the soft label of class k.
 
-    ``p_k = softmax over k' of −f_d(c_k', c_k) / T``. The own class is always the largest of its row. The paper has no
-    temperature (T = 1); a lower one gives harder labels, with the same order within a row.
+    ``p_k = softmax over k' of −f_d(c_k', c_k) / T``. The own class always has the largest probability of its row. The
+    paper uses T = 1. A lower temperature gives harder labels with the same order within a row.
 
     >>> soft_labels(torch.eye(2))
     tensor([[0.8808, 0.1192],
@@ -109,7 +122,7 @@ def soft_labels(dictionary: Tensor, temperature: float | Tensor = 1.0) -> Tensor
 
 
 def softness(labels: Tensor) -> Tensor:
-    """Mean probability of the own class, the diagonal of [K, K]: the lower, the softer.
+    """Mean probability of the own class, ``1/K Σ_k p_kk``: [K, K] → scalar. Lower is softer.
 
     >>> softness(torch.tensor([[0.9, 0.1], [0.3, 0.7]]))
     tensor(0.8000)
@@ -118,8 +131,9 @@ def softness(labels: Tensor) -> Tensor:
 
 
 def class_correlation_loss(dictionary: Tensor, margin: float = 2.0) -> Tensor:
-    """``l_CC = 1/K² Σ_i Σ_j relu(f_d(c_i, c_j) − b)``: keeps class embeddings within ``margin`` (b) of each
-    other; b = 2 is a right angle. [K, D] → scalar.
+    """Penalty on class embeddings that are farther apart than ``margin``: [K, D] → scalar.
+
+    ``l_CC = 1/K² Σ_i Σ_j relu(f_d(c_i, c_j) − b)`` with the margin b; b = 2 is a right angle.
 
     >>> class_correlation_loss(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
     tensor(1.)
@@ -128,16 +142,22 @@ def class_correlation_loss(dictionary: Tensor, margin: float = 2.0) -> Tensor:
 
 
 def batch_mean(losses: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean over the batch, each sample times its weight. Weights are expected to average one over the
-    training set, so dividing by N (and not by their sum) keeps every rank's share of a batch exact."""
+    """Weighted mean over the batch, ``1/N Σ_n w_n l_n``: [N], [N] or None → scalar.
+
+    Weights must average one over the training set. Dividing by N and not by their sum makes the mean over processes
+    equal to the mean over the whole batch.
+
+    >>> batch_mean(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 0.0]))
+    tensor(1.)
+    """
     return losses.mean() if weight is None else (losses * weight).mean()
 
 
 @full_precision
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Cross entropy of [N, K] logits with class indices [N] or target distributions [N, K] → scalar.
+    """Cross entropy ``−Σ_k y_k log softmax(z)_k``, mean over the batch → scalar.
 
-    ``weight`` [N] weighs the samples, never the classes of a soft target.
+    Logits [N, K]; labels are class indices [N] or distributions [N, K]; ``weight`` [N] weights the images.
 
     >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2]))
     tensor(1.3863)
@@ -147,9 +167,9 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None = None) 
 
 @full_precision
 def kl_to_target(logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-    """``KL(p ‖ softmax(z)) = Σ_k p_k (log p_k − log softmax(z)_k)``: summed over classes, mean over the batch.
+    """``KL(p ‖ softmax(z)) = Σ_k p_k (log p_k − log softmax(z)_k)``, mean over the batch → scalar.
 
-    Logits [N, K], target distributions [N, K] → scalar; ``weight`` [N] weighs the samples.
+    Logits [N, K]; target distributions [N, K]; ``weight`` [N] weights the images.
 
     >>> kl_to_target(torch.zeros(1, 4), torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
     tensor(1.3863)
@@ -160,9 +180,9 @@ def kl_to_target(logits: Tensor, target: Tensor, weight: Tensor | None = None) -
 
 @full_precision
 def rows_of(table: Tensor, labels: Tensor) -> Tensor:
-    """The rows of a [K, K] table of label distributions that belong to a batch → [N, K].
+    """The row of ``table`` [K, C] for each image → [N, C]; mixed images (mixup, CutMix) get the mixture of the rows.
 
-    ``labels`` are class indices [N], or weights of classes [N, K] where images were mixed (mixup, cutmix).
+    ``labels`` are class indices [N] or class weights [N, K].
 
     >>> rows_of(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([1]))
     tensor([[0.2000, 0.8000]])
@@ -172,10 +192,10 @@ def rows_of(table: Tensor, labels: Tensor) -> Tensor:
 
 @full_precision
 def log_complement(logits: Tensor) -> Tensor:
-    """``log(1 − softmax(z)_k)`` of every class, finite however sure the prediction is: [N, K] → [N, K].
+    """``log(1 − softmax(z)_k)`` of every class, finite for any confidence: [N, K] → [N, K].
 
-    Only the largest probability can come near one. For that class the others' ``logsumexp`` is taken, which
-    no rounding turns into ``log 0``; the rest are at most a half, where ``log1p`` is exact.
+    Only the largest probability can round to one. Its complement is computed as the ``logsumexp`` of the other
+    classes. All other probabilities are at most 0.5, where ``log1p`` is accurate.
 
     >>> log_complement(torch.tensor([[0.0, 0.0], [1000.0, 0.0]]))[:, 0]
     tensor([-6.9315e-01, -1.0000e+03])
@@ -187,9 +207,9 @@ def log_complement(logits: Tensor) -> Tensor:
 
 
 def smoothed_labels(num_classes: int, epsilon: float, prior: Tensor | None = None) -> Tensor:
-    """Label smoothing (LSR): ``(1 − ε) δ_{k,y} + ε u(k)`` as a [K, K] float64 table, row y for class y.
+    """Label smoothing (LSR), ``(1 − ε) δ_{k,y} + ε u(k)``: a [K, K] float64 table, row y for class y.
 
-    ``u`` is uniform (ε/K on every class, the correct one included) or the ``prior`` [K].
+    ``u`` is uniform (ε/K on every class, including the correct one) or the ``prior`` [K].
 
     >>> smoothed_labels(2, 0.5)
     tensor([[0.7500, 0.2500],
@@ -214,10 +234,10 @@ def smoothed_labels(num_classes: int, epsilon: float, prior: Tensor | None = Non
 
 
 def collapse_point(num_classes: int, margin: float = 2.0) -> tuple[float, float]:
-    """Where the head ends when it overfits (Proposition S1): every pair of classes at distance ``margin``.
+    """(ε, softness) of an overfitted head (Proposition S1), whose classes are all at distance ``margin`` (b).
 
-    The soft labels are then uniform label smoothing with ``ε = K e^−b / S`` and have softness ``1/S``, where
-    ``S = 1 + (K − 1) e^−b``. Returns (ε, softness).
+    The soft labels are then uniform label smoothing: ``ε = K e^−b / S`` and softness ``1/S``, with
+    ``S = 1 + (K − 1) e^−b``.
 
     >>> "ε {:.4f}, softness {:.4f}".format(*collapse_point(7))
     'ε 0.5228, softness 0.5519'
@@ -229,11 +249,11 @@ def collapse_point(num_classes: int, margin: float = 2.0) -> tuple[float, float]
 
 
 def unsoften(probabilities: Tensor, target: Tensor, least: float = LEAST) -> Tensor:
-    """Take the soft labels out of what a network says again: [N, K], [K, K] → [N, K].
+    """Class probabilities with the effect of the soft labels removed: [N, K], [K, K] → [N, K].
 
-    A network trained towards row k of A for the images of class k says ``q = π A``, with π the chances of the classes.
-    This is ``π = q A⁻¹``, where no class gets less than ``least`` (q is never quite on the mark, and π may then fall
-    below zero), made to sum to one. A must be invertible, as a table is whose rows give their own class more than half.
+    A network trained towards row k of A for images of class k predicts ``q = π A``, with π the class probabilities.
+    This returns ``π = q A⁻¹``, clamped to ``least`` (prediction errors can make π negative) and normalised. A must be
+    invertible; a table whose rows give their own class more than 0.5 is.
 
     >>> unsoften(torch.tensor([[0.7, 0.3]]), torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
     tensor([[0.7500, 0.2500]])
@@ -243,78 +263,76 @@ def unsoften(probabilities: Tensor, target: Tensor, least: float = LEAST) -> Ten
 
 
 def inverse_of(target: Tensor) -> Tensor:
-    """``A⁻¹`` for ``unsoften_by``; labels that cannot be told apart are refused."""
+    """``A⁻¹`` of soft labels, for ``unsoften_by``: [K, K] → [K, K]; a singular table is an error.
+
+    >>> inverse_of(torch.tensor([[0.75, 0.25], [0.25, 0.75]]))
+    tensor([[ 1.5000, -0.5000],
+            [-0.5000,  1.5000]])
+    """
     if not torch.linalg.svdvals(target)[-1] > 1e-6:
-        raise InputError("these soft labels cannot be taken out again: classes, or mixtures of them, share one.")
+        raise InputError(
+            "unsoften needs invertible soft labels, but these are singular: two classes, or mixtures of classes, have "
+            "the same soft label. Train without unsoften, or with harder labels."
+        )
     return torch.linalg.inv(target)
 
 
 def unsoften_by(probabilities: Tensor, inverse: Tensor, least: float = LEAST) -> Tensor:
-    """``unsoften`` with the inverse at hand."""
+    """``unsoften`` with a precomputed inverse ``A⁻¹``: [N, K], [K, K] → [N, K].
+
+    >>> unsoften_by(torch.tensor([[0.7, 0.3]]), torch.eye(2))
+    tensor([[0.7000, 0.3000]])
+    """
     found = (probabilities @ inverse).clamp(min=least)
     return found / found.sum(dim=1, keepdim=True)
 
 
-# The mathematics of several labels at once: pure functions, one formula each.
-#
-# Shapes: N images, K classes. An image's labels are marks, a row of K numbers: 1 where the class is there, 0 where
-# it is
-# not; in between where images were mixed. Each class has a logit of its own, ``q_k = sigmoid(z_k)``, and K decisions
-# are
-# taken that know nothing of each other. Losses are means over the classes, so that their size does not grow with K.
+def multi_hot_targets(labels: Tensor, count: int, num_classes: int) -> Tensor:
+    """Multi-label targets as floating-point numbers [N, K]; other shapes or values outside of [0, 1] are an error.
 
+    Values are checked on the CPU only: on a GPU the check would synchronise with the device at every step.
 
-__all__ = ["any_of", "binary_cross_entropy", "binary_kl", "marks_of"]
-
-
-def marks_of(labels: Tensor, count: int, num_classes: int) -> Tensor:
-    """Labels as floating-point marks [N, K]; what are no marks is refused. Booleans and whole numbers will do.
-
-    As everywhere, values are looked at on the CPU only: on a GPU the look would wait for the device at every step.
-
-    >>> marks_of(torch.tensor([[True, False]]), 1, 2)
+    >>> multi_hot_targets(torch.tensor([[True, False]]), 1, 2)
     tensor([[1., 0.]])
     """
     if labels.shape != (count, num_classes):
-        hint = " For one label an image take a method for one: 'ccl-centroid', 'hard'." if labels.dim() == 1 else ""
+        hint = " For one label per image use a single-label method: 'ccl-centroid', 'hard'."
         raise InputError(
-            f"labels of a multi-label method must be zeros and ones of shape [{count}, {num_classes}], a column a "
-            f"class, got {labels.dtype} {list(labels.shape)}.{hint}"
+            f"labels of a multi-label method must be zeros and ones of shape [{count}, {num_classes}], one column per "
+            f"class, got {labels.dtype} {list(labels.shape)}.{hint if labels.dim() == 1 else ''}"
         )
-    marks = labels if labels.is_floating_point() else labels.to(torch.get_default_dtype())
-    if (
-        marks.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and not bool(((marks >= 0) & (marks <= 1)).all())
-    ):
+    targets = labels if labels.is_floating_point() else labels.to(torch.get_default_dtype())
+    readable = targets.device.type == "cpu" and not torch.compiler.is_compiling()
+    if readable and not bool(((targets >= 0) & (targets <= 1)).all()):
         raise InputError(
-            "labels of a multi-label method must lie from 0 (not there) to 1 (there), got "
-            f"{float(marks.min()):g} to {float(marks.max()):g}. A label that is not known (-1, NaN) has to be decided "
-            "first."
+            "labels of a multi-label method must lie between 0 (absent) and 1 (present), got "
+            f"{float(targets.min()):g} to {float(targets.max()):g}. Replace unknown labels (-1, NaN) by 0 or 1 first."
         )
-    return marks
+    return targets
 
 
 @full_precision
-def any_of(table: Tensor, marks: Tensor) -> Tensor:
-    """The soft target of marks [N, K], by a table [K, K] of label distributions (row k: that of class k) → [N, K].
+def noisy_or_targets(table: Tensor, targets: Tensor) -> Tensor:
+    """Soft multi-label targets by a noisy OR over the present classes: [K, K], [N, K] → [N, K].
 
-    ``t_k = 1 − Π_j (1 − m_j p_jk)``: each class that is there is taken for class k with probability p_jk, and t_k is
-    the chance that any of them is. One label alone gives its row, no label zeros, and no further label lowers any.
+    ``t_k = 1 − Π_j (1 − m_j p_jk)``: each present class j (m_j = 1) is confused with class k with probability p_jk, and
+    t_k is the probability that at least one is. A single label gives its row of ``table``, no label gives zeros, and
+    an additional label lowers no target.
 
     >>> table = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
-    >>> any_of(table, torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))
+    >>> noisy_or_targets(table, torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))
     tensor([[0.8000, 0.1000, 0.1000],
             [0.8200, 0.8200, 0.1900]])
     """
-    # By logarithms, so that a small p keeps all its digits.
-    return -torch.expm1(torch.log1p(-marks.to(table.dtype)[:, :, None] * table).sum(dim=1))
+    # In logarithms, so that a small p keeps all of its digits.
+    return -torch.expm1(torch.log1p(-targets.to(table.dtype)[:, :, None] * table).sum(dim=1))
 
 
 @full_precision
 def binary_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-    """``−1/K Σ_k t_k log q_k + (1 − t_k) log(1 − q_k)`` of logits and targets [N, K], mean over the batch → scalar;
-    ``weight`` [N] weighs the images.
+    """``−1/K Σ_k t_k log q_k + (1 − t_k) log(1 − q_k)``, mean over the batch → scalar.
+
+    Logits and targets [N, K]; ``weight`` [N] weights the images.
 
     >>> binary_cross_entropy(torch.zeros(1, 3), torch.tensor([[1.0, 0.0, 1.0]]))
     tensor(0.6931)
@@ -325,12 +343,14 @@ def binary_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None =
 
 @full_precision
 def binary_kl(logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-    """``1/K Σ_k KL(t_k ‖ q_k)``, each between two coins: the binary cross entropy less what it is at best, so that
-    it is 0 where the target is met. Logits and targets [N, K] → scalar; ``weight`` [N] weighs the images.
+    """``1/K Σ_k KL(t_k ‖ q_k)`` between Bernoulli distributions, mean over the batch → scalar.
+
+    It is the binary cross entropy minus the entropy of the target, so 0 where prediction and target agree. Logits and
+    targets [N, K]; ``weight`` [N] weights the images.
 
     >>> binary_kl(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.7311]])).abs() < 1e-6
     tensor(True)
     """
     target = target.to(logits.dtype)
-    at_best = -torch.xlogy(target, target) - torch.xlogy(1.0 - target, 1.0 - target)
-    return binary_cross_entropy(logits, target, weight) - batch_mean(at_best.mean(dim=1), weight)
+    entropy = -torch.xlogy(target, target) - torch.xlogy(1.0 - target, 1.0 - target)
+    return binary_cross_entropy(logits, target, weight) - batch_mean(entropy.mean(dim=1), weight)

@@ -1,4 +1,4 @@
-"""CCLNet: any backbone, its classifier, and a label-softening method around them."""
+"""CCLNet: a backbone with its classifier, trained with a method and exported without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cclnet.methods import Classes, Loss, build_method
 
 
 class TimmClassifier(nn.Module):
-    """A timm model, taken apart into pooled features and logits. Saved weights are the timm model's own."""
+    """A timm model, split into pooled features and logits; its state dict is that of the timm model."""
 
     def __init__(
         self,
@@ -36,18 +36,18 @@ class TimmClassifier(nn.Module):
         except TypeError as error:
             if not given:
                 raise
-            raise InputError(f"backbone {name} cannot be made with {', '.join(given)}: {error}.") from error
+            raise InputError(f"backbone {name} does not accept {', '.join(given)}: {error}.") from error
         except (OSError, RuntimeError) as error:
             if not pretrained:
                 raise
             raise InputError(
-                f"the pretrained weights of {name} cannot be had ({first_line(error)}). Without a network, give a "
-                "file that you have: --weights FILE.safetensors."
+                f"the pretrained weights of {name} could not be loaded ({first_line(error)}). Without an internet "
+                "connection, load weights from a local file: --weights FILE.safetensors."
             ) from error
         classifier = self.model.get_classifier()
         if not isinstance(classifier, nn.Module) or isinstance(classifier, nn.ModuleList):
-            raise InputError(f"backbone {name} ends in several classifiers, not in one: use another.")
-        # The width after pooling; some models widen it between pooling and classifier (not num_features).
+            raise InputError(f"backbone {name} must end in one classifier, but it has several: use another backbone.")
+        # Not num_features: some models have another layer between pooling and classifier.
         self.feature_width = int(self.model.head_hidden_size)
 
     def features(self, images: Tensor) -> Tensor:
@@ -55,26 +55,27 @@ class TimmClassifier(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         classifier = self.model.get_classifier()
-        if isinstance(classifier, nn.Conv2d):  # of one place: the same product
+        if isinstance(classifier, nn.Conv2d):  # 1 × 1: the same product as a linear layer
             logits: Tensor = classifier(features[:, :, None, None]).flatten(1)
             return logits
         return classifier(features)
 
     @property
     def shipped(self) -> nn.Module:
-        """The module whose weights are shipped: the timm model itself."""
+        """The module whose weights are exported: the timm model itself."""
         return self.model
 
     @property
     def last_layer(self) -> str:
-        """What the names of the final classifier's weights begin with."""
+        """Prefix of the parameter names of the final classifier."""
         name = self.model.pretrained_cfg["classifier"]
         return f"{name if isinstance(name, str) else name[0]}."
 
 
 def image_size_settings(name: str, size: tuple[int, int]) -> dict[str, Any]:
-    """What tells a timm model the [height, width] of its images, where it must know: transformers have a place for
-    every patch.
+    """Keyword arguments that set the image size (height, width) of a timm model; empty for models that take any size.
+
+    Transformers need it for their position embeddings.
 
     >>> image_size_settings("vit_tiny_patch16_224", (64, 64)), image_size_settings("resnet18", (64, 64))
     ({'img_size': 64}, {})
@@ -88,15 +89,15 @@ def image_size_settings(name: str, size: tuple[int, int]) -> dict[str, Any]:
 
 
 class ModuleClassifier(nn.Module):
-    """Any module that gives pooled features, with a linear classifier on top."""
+    """Any module that returns pooled features, with a linear classifier on top."""
 
     def __init__(self, backbone: nn.Module, num_classes: int, feature_width: int | None = None) -> None:
         super().__init__()
         width = feature_width or getattr(backbone, "feature_width", None) or getattr(backbone, "num_features", None)
         if not isinstance(width, int):
             raise InputError(
-                f"the width of the pooled features of {type(backbone).__name__} is not known: pass "
-                "feature_width, or give the module an attribute of that name."
+                f"the width of the pooled features of {type(backbone).__name__} is unknown: pass feature_width, or "
+                "give the module an attribute of that name."
             )
         self.backbone = backbone
         self.feature_width = width
@@ -119,20 +120,20 @@ Classifier = TimmClassifier | ModuleClassifier
 
 
 class CCLNet(nn.Module):
-    """A classifier that is trained with a label-softening method and shipped without it.
+    """A classifier that is trained with a method and exported without it.
 
-    ``net(images)`` → logits [N, K]; ``net(images, labels)`` → Loss, in one forward pass, which is also what
-    distributed data parallel needs: wrap the whole network, head included.
+    ``net(images)`` → logits [N, K]; ``net(images, labels)`` → Loss. Both are one forward pass of the whole network, so
+    distributed data parallel must wrap all of it, including the head.
 
     Args:
-        backbone: a timm model name, or a module that gives pooled features [N, width].
+        backbone: a timm model name, or a module that returns pooled features [N, width].
         num_classes: number of classes.
         method: name of the method, see ``cclnet.methods.METHODS``.
-        pretrained: take timm's pretrained weights (needs a network the first time).
-        feature_width: width of a module's pooled features, where it has no such attribute.
-        class_counts: training images of each class, for methods that use the class prior.
+        pretrained: load the pretrained weights of timm (downloaded the first time).
+        feature_width: width of the pooled features of a module that has no attribute of this name.
+        class_counts: number of training images per class, for methods that use the class prior.
         method_settings: settings of the method that differ from its defaults.
-        in_channels: channels of the images.
+        in_channels: number of image channels.
         backbone_settings: further keyword arguments for ``timm.create_model``.
 
     >>> net = CCLNet("resnet18", num_classes=7)
@@ -173,25 +174,28 @@ class CCLNet(nn.Module):
         features = self.classifier.features(images)
         if features.dim() != 2 or features.shape[1] != self.classifier.feature_width:
             raise InputError(
-                f"the backbone must give pooled features [N, {self.classifier.feature_width}], got "
+                f"the backbone must return pooled features [N, {self.classifier.feature_width}], got "
                 f"{list(features.shape)}. Pool its feature map, or pass the right feature_width."
             )
         logits = self.classifier.logits(features)
         return logits if labels is None else self.method(features, logits, labels, weight)
 
     def param_groups(self, lr: float = 0.1, lr_ccl: float = 0.0005, weight_decay: float = 1e-4) -> list[dict[str, Any]]:
-        """Parameter groups for any optimizer: the network's, then the method's own where it has any. Clip
-        each by its own norm, or the two become coupled."""
+        """Parameter groups for any optimizer: "network", and "method" if the method has parameters.
+
+        Clip each group by its own norm; one norm over both would couple them.
+        """
         groups: list[dict[str, Any]] = [{"name": "network", "params": list(self.classifier.parameters()), "lr": lr}]
         if own := list(self.method.parameters()):
             groups.append({"name": "method", "params": own, "lr": lr_ccl})
         return [{**group, "weight_decay": weight_decay} for group in groups]
 
     def soft_labels(self) -> Tensor | None:
+        """The label distributions of the method, [K, K], or None."""
         return self.method.soft_labels()
 
     @torch.no_grad()
     def export_state(self) -> dict[str, Tensor]:
-        """What is shipped: the backbone and its classifier, nothing of the method. For a timm backbone these
-        are the weights of ``timm.create_model(name, num_classes=K)``."""
+        """The weights of backbone and classifier, without the method. For a timm backbone this is the state dict of
+        ``timm.create_model(name, num_classes=K)``."""
         return {name: value.detach().clone() for name, value in self.classifier.shipped.state_dict().items()}

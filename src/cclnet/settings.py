@@ -298,11 +298,6 @@ class Settings(DataOptions):
             raise InputError(f"lr {self.lr} is a rate for sgd; adamw needs a smaller one, such as lr=0.001.")
         if self.class_weights and self.balanced_sampling:
             raise InputError("class_weights and balanced_sampling both balance the classes: choose one.")
-        if self.method == "ccl-balanced" and (self.class_weights or self.balanced_sampling):
-            raise InputError(
-                "ccl-balanced gives every class of its head the same say already; class_weights or balanced_sampling "
-                "would do so twice. Use one of these with 'ccl', or 'ccl-balanced' without them."
-            )
         if self.augment.crop > self.short_side:
             raise InputError(
                 f"augment.crop is {self.augment.crop} but images have a short side of {self.short_side}: "

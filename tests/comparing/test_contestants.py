@@ -28,6 +28,14 @@ def test_by_default_all_that_fit_each_once() -> None:
     check_contestants(chosen, table())
 
 
+def test_a_method_that_balances_classes_is_left_out_where_the_loader_does() -> None:
+    chosen, left_out = all_that_fit(table(), classes_balanced=True)
+    assert "ccl-balanced" not in [contestant.method for contestant in chosen]
+    assert [reason.partition(":")[0] for reason in left_out] == ["ccl-balanced", "lsr-u1", "ordinal"]
+    with pytest.raises(InputError, match=r"ccl-balanced.*class_weights"):
+        check_contestants([Contestant("ccl-balanced")], table(), classes_balanced=True)
+
+
 def test_several_labels_have_their_own_methods() -> None:
     chosen, left_out = all_that_fit(table(several_labels=True))
     assert [contestant.method for contestant in chosen] == ["bce", "ccl-multilabel"] and not left_out
@@ -42,7 +50,7 @@ def test_every_method_that_cannot_take_part_is_named() -> None:
     said = str(raised.value)
     assert said.startswith("these methods cannot take part:") and said.count("\n  - ") == 3
     assert "- bce: " in said and "- lsr (epsilon=2.0): " in said and "- ols (beta=1): unknown setting" in said
-    with pytest.raises(InputError, match="- hard: method 'hard' spreads one label over the classes"):
+    with pytest.raises(InputError, match=r"- hard: method 'hard' .* 'bce'"):
         check_contestants([Contestant("hard")], table(several_labels=True))
 
 

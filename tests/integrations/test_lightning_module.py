@@ -58,13 +58,13 @@ def test_each_group_is_clipped_by_its_own_norm(algorithm: str | None, whole: boo
 
 @pytest.mark.parametrize("method", ["bce", "ccl-multilabel"])
 def test_several_labels_are_validated_one_by_one(method: str) -> None:
-    marks = (torch.rand(24, 3) > 0.5).float()
-    data = DataLoader(TensorDataset(torch.randn(24, 5), marks), batch_size=24)
+    targets = (torch.rand(24, 3) > 0.5).float()
+    data = DataLoader(TensorDataset(torch.randn(24, 5), targets), batch_size=24)
     module = LightningClassifier(network(method))
     (scores,) = trainer().validate(module, data, verbose=False)
     logits = module(data.dataset.tensors[0]).detach()
-    assert scores["val_loss"] == pytest.approx(float(F.binary_cross_entropy_with_logits(logits, marks)), rel=1e-5)
-    assert scores["val_accuracy"] == pytest.approx(float(((logits > 0) == (marks > 0)).float().mean()))
+    assert scores["val_loss"] == pytest.approx(float(F.binary_cross_entropy_with_logits(logits, targets)), rel=1e-5)
+    assert scores["val_accuracy"] == pytest.approx(float(((logits > 0) == (targets > 0)).float().mean()))
 
 
 def test_without_clipping_gradients_are_left_alone() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from cclnet import CCLNet, InputError, build_method, functional
 from cclnet.methods import Classes
-from cclnet.methods.ccl_balanced import CCLBalanced, HoldingHead
+from cclnet.methods.ccl_balanced import BalancedHead, CCLBalanced
 
 COUNTS = (10, 60, 30)
 CLASSES = Classes(3, 6, COUNTS)
@@ -33,7 +33,7 @@ def distances(method: CCLBalanced, features: torch.Tensor) -> torch.Tensor:
     return functional.squared_distance(method.head.embedding(features), method.head.live_dictionary)
 
 
-def test_weights_give_every_class_the_same_say() -> None:
+def test_weights_give_every_class_the_same_weight() -> None:
     method = fresh(balance="weights").eval()
     features, logits, labels = batch()
     weights = torch.tensor([100 / (3 * n) for n in COUNTS])
@@ -90,7 +90,7 @@ def test_neither_part_trains_the_other() -> None:
     assert all(p.grad is not None for p in method.parameters()) and features.grad is None
 
 
-def place(head: HoldingHead, angles: tuple[float, float, float]) -> None:
+def place(head: BalancedHead, angles: tuple[float, float, float]) -> None:
     """Three classes in space, with these angles in degrees between the first two, the first and third, the last two."""
     ab, ac, bc = (math.cos(math.radians(angle)) for angle in angles)
     gram = torch.tensor([[1.0, ab, ac], [ab, 1.0, bc], [ac, bc, 1.0]])
@@ -102,11 +102,11 @@ def place(head: HoldingHead, angles: tuple[float, float, float]) -> None:
 PARTING = [(20.0, 30.0, 40.0), (30.0, 60.0, 89.5), (60.0, 85.0, 90.0), (80.0, 89.0, 90.0), (90.0, 90.0, 90.0)]
 
 
-def holding_head(hold: float = 0.5) -> HoldingHead:
-    return HoldingHead(3, 3, hold, widths=(3,), patience=None)
+def balanced_head(freeze_ratio: float = 0.5) -> BalancedHead:
+    return BalancedHead(3, 3, freeze_ratio, widths=(3,), patience=None)
 
 
-def watch(head: HoldingHead) -> list[tuple[float, float]]:
+def watch(head: BalancedHead) -> list[tuple[float, float]]:
     seen = []
     for angles in PARTING:
         place(head, angles)
@@ -116,7 +116,7 @@ def watch(head: HoldingHead) -> list[tuple[float, float]]:
 
 
 def test_structure_is_how_unequal_the_distances_are() -> None:
-    head = holding_head()
+    head = balanced_head()
     place(head, (60.0, 60.0, 90.0))  # at distances of 1, 1 and 2
     assert float(head.structure()) == pytest.approx(math.sqrt(2) / 3)
     place(head, (70.0, 70.0, 70.0))
@@ -124,31 +124,31 @@ def test_structure_is_how_unequal_the_distances_are() -> None:
 
 
 def test_the_dictionary_is_frozen_when_half_of_its_structure_is_lost() -> None:
-    head = holding_head()
+    head = balanced_head()
     seen = watch(head)
     assert [frozen for _, frozen in seen] == [0.0, 0.0, 0.0, 1.0, 1.0]
     most = max(structure for structure, _ in seen)
     assert seen[2][0] > 0.5 * most > seen[3][0] == seen[4][0]  # and stays as it was
-    expected = holding_head()
+    expected = balanced_head()
     place(expected, PARTING[3])
     assert torch.equal(head.soft_labels(), expected.soft_labels())
 
 
-@pytest.mark.parametrize(("hold", "epochs"), [(0.9, 3), (0.1, 5), (0.0, 6)])
-def test_other_shares_and_never(hold: float, epochs: int) -> None:
-    frozen = [frozen for _, frozen in watch(holding_head(hold))]
+@pytest.mark.parametrize(("freeze_ratio", "epochs"), [(0.9, 3), (0.1, 5), (0.0, 6)])
+def test_other_shares_and_never(freeze_ratio: float, epochs: int) -> None:
+    frozen = [frozen for _, frozen in watch(balanced_head(freeze_ratio))]
     assert frozen == [float(epoch >= epochs) for epoch in range(1, 6)]
 
 
 def test_freeze_state_survives_save_and_load() -> None:
     def run(save_after: int | None) -> list[tuple[float, list[list[float]]]]:
-        head, log = holding_head(), []
+        head, log = balanced_head(), []
         for epoch, angles in enumerate(PARTING):
             if epoch == save_after:
                 file = io.BytesIO()
                 torch.save(head.state_dict(), file)
                 file.seek(0)
-                head = holding_head()
+                head = balanced_head()
                 head.load_state_dict(torch.load(file, weights_only=True))
             place(head, angles)
             log.append((head.end_epoch()["frozen"], head.soft_labels().tolist()))
@@ -161,7 +161,7 @@ def test_freeze_state_survives_save_and_load() -> None:
 
 def test_compiles_as_one_graph_and_the_freeze_is_seen_inside() -> None:
     method = fresh(sharpen=2.0)
-    method.head.most_structure.fill_(100.0)  # almost all is lost
+    method.head.max_structure.fill_(100.0)  # almost all is lost
     compiled = torch.compile(method, fullgraph=True, backend="aot_eager")
     given = batch()
     for _ in range(2):
@@ -184,9 +184,9 @@ def test_nothing_of_it_is_shipped() -> None:
         (Classes(3, 6), {}, "pass class_counts"),
         (Classes(3, 6, (4, 0, 2)), {}, r"images of every class; classes \[1\] have none"),
         (CLASSES, {"balance": "weight"}, "unknown balance 'weight'; did you mean 'weights'"),
-        (CLASSES, {"kl_weight": -1.0}, "kl_weight must be a finite number"),
+        (CLASSES, {"kl_weight": -1.0}, "kl_weight.*got -1.0"),
         (CLASSES, {"margin": 5.0}, "margin must lie in"),
-        (CLASSES, {"hold": 1.0}, r"hold, .* in \[0, 1\), got 1.0"),
+        (CLASSES, {"freeze_ratio": 1.0}, r"freeze_ratio, .* in \[0, 1\), got 1.0"),
         (CLASSES, {"temperature": 0.0}, "temperature must be above 0, got 0.0"),
     ],
 )

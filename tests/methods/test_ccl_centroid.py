@@ -18,7 +18,13 @@ from cclnet.errors import NotFinite
 from cclnet.evaluation.similarity import agreement
 from cclnet.methods import Classes
 from cclnet.methods.ccl_centroid import CCLCentroid, labels_at_softness
-from cclnet.methods.class_geometry import SHRINKAGE, batch_moments, class_distances, class_means, raw_distances
+from cclnet.methods.class_geometry import (
+    SHRINKAGE,
+    batch_moments,
+    class_distances,
+    corrected_distances,
+    geometry_from_means,
+)
 
 K, WIDTH = 4, 6
 OFF = ~torch.eye(K, dtype=torch.bool)
@@ -36,12 +42,12 @@ def fresh(name: str = "ccl-centroid", **chosen: object) -> CCLCentroid:
 def batch(count: int = 40, classes: int = K, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % classes
-    places = torch.randn(K, WIDTH, generator=torch.Generator().manual_seed(99))
-    features = 2.0 * places[labels] + torch.randn(count, WIDTH, generator=generator)
+    centres = torch.randn(K, WIDTH, generator=torch.Generator().manual_seed(99))
+    features = 2.0 * centres[labels] + torch.randn(count, WIDTH, generator=generator)
     return features, torch.randn(count, K, generator=generator), labels
 
 
-def rooted(features: torch.Tensor) -> torch.Tensor:
+def signed_sqrt_normalized(features: torch.Tensor) -> torch.Tensor:
     """Signed roots at unit length: divided by the root of the sum of absolute values."""
     features = features.double()
     return features.sign() * (features.abs() / features.abs().sum(dim=1, keepdim=True)).sqrt()
@@ -49,7 +55,7 @@ def rooted(features: torch.Tensor) -> torch.Tensor:
 
 def distances_by_hand(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mahalanobis distances of plain class means, less what chance alone puts between two means."""
-    unit = rooted(features)
+    unit = signed_sqrt_normalized(features)
     of_class = [unit[labels == k] for k in range(K)]
     scatter = sum((len(rows) - 1) * torch.cov(rows.T) for rows in of_class)
     within = scatter / (len(labels) - K)
@@ -89,7 +95,7 @@ def test_rare_classes_are_not_set_apart_by_chance(whiten: bool) -> None:
     total = torch.zeros(K, K, dtype=torch.float64)
     for _ in range(60):
         features = 20.0 + 3.0 * F.one_hot(labels, 40) + torch.randn(len(labels), 40)  # the root is straight there
-        total += class_distances(class_means(batch_moments(features, labels, K), K), whiten)
+        total += class_distances(geometry_from_means(batch_moments(features, labels, K), K), whiten)
     frequent, rare = float(total[0, 1]) / 60, float(total[2, 3]) / 60
     assert rare == pytest.approx(frequent, rel=0.15)
 
@@ -101,18 +107,18 @@ def test_chance_is_seen_whole_however_many_features_there_are(images: int, width
     left, taken = 0.0, 0.0
     for _ in range(30):
         features = 20.0 + torch.randn(len(labels), width)
-        places = class_means(batch_moments(features, labels, K), K)
-        distance, chance = raw_distances(places)
-        left, taken = left + float(distance.sum()), taken + float(chance.sum())
+        geometry = geometry_from_means(batch_moments(features, labels, K), K)
+        distance, noise = corrected_distances(geometry)
+        left, taken = left + float(distance.sum()), taken + float(noise.sum())
     assert left < 0.2 * taken  # not zero: what chance makes less than expected is not below zero
     assert len(labels) == images
 
 
 def test_images_drawn_again_do_not_make_a_mean_surer() -> None:
     features, _, labels = batch()
-    once = class_means(batch_moments(features, labels, K), K, images=[10] * K)
+    once = geometry_from_means(batch_moments(features, labels, K), K, class_counts=[10] * K)
     moments = sum(batch_moments(features, labels, K) for _ in range(5))
-    often = class_means(moments, K, images=[10] * K)
+    often = geometry_from_means(moments, K, class_counts=[10] * K)
     torch.testing.assert_close(often.variance, once.variance)
     torch.testing.assert_close(often.centres, once.centres)
 
@@ -123,14 +129,14 @@ def test_a_method_knows_how_many_images_there_are(name: str) -> None:
     assert isinstance(method, CCLCentroid)
     for _ in range(5):
         method(*batch())
-    assert method.places().variance[0, 1] == pytest.approx(0.2)
+    assert method.geometry().variance[0, 1] == pytest.approx(0.2)
 
 
 @BOTH
 def test_features_that_are_not_finite_are_named_where_no_step_could_look(name: str) -> None:
     method = fresh(name)
     features, _, labels = batch()
-    method.remember(features.masked_fill(features > 2.0, torch.nan), labels)
+    method.accumulate(features.masked_fill(features > 2.0, torch.nan), labels)
     with pytest.raises(NotFinite, match="features of this epoch are NaN or infinite"):
         method.end_epoch()
 
@@ -139,8 +145,8 @@ def test_a_class_that_is_less_than_one_image_is_as_sure_as_one() -> None:
     features, _, labels = batch()
     shares = F.one_hot(labels, K).double()
     shares[:, 3] *= 1e-4
-    places = class_means(batch_moments(features, shares, K), K)
-    torch.testing.assert_close(places.variance[:3, 3], torch.full((3,), 0.1 + 1.0, dtype=torch.float64))
+    geometry = geometry_from_means(batch_moments(features, shares, K), K)
+    torch.testing.assert_close(geometry.variance[:3, 3], torch.full((3,), 0.1 + 1.0, dtype=torch.float64))
 
 
 @BOTH
@@ -148,25 +154,25 @@ def test_an_epoch_of_noise_is_no_structure_to_be_lost(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     method = build_method(name, Classes(7, 64), {})
     labels = torch.arange(7).repeat_interleave(300)
-    places = torch.randn(7, 64, generator=generator)
+    centres = torch.randn(7, 64, generator=generator)
     for epoch in range(4):
-        features = torch.randn(len(labels), 64, generator=generator) + (epoch > 0) * places[labels]
+        features = torch.randn(len(labels), 64, generator=generator) + (epoch > 0) * centres[labels]
         method(features, torch.zeros(len(labels), 7), labels)
         assert method.end_epoch()["frozen"] == 0.0
-    assert agreement(method.soft_labels(), -(torch.cdist(places, places) ** 2)) > 0.6
+    assert agreement(method.soft_labels(), -(torch.cdist(centres, centres) ** 2)) > 0.6
 
 
 def test_plain_and_centred_distances() -> None:
     features, _, labels = batch()
-    unit = rooted(features)
+    unit = signed_sqrt_normalized(features)
     means = torch.stack([unit[labels == k].mean(dim=0) for k in range(K)])
-    places = class_means(batch_moments(features, labels, K), K)
-    plain = class_distances(places, whiten=False)
+    geometry = geometry_from_means(batch_moments(features, labels, K), K)
+    plain = class_distances(geometry, whiten=False)
     chance = (unit - means[labels]).square().sum() / (len(labels) - K) * 2 / 10  # ten images a class
     expected = ((means[:, None] - means[None]).square().sum(dim=2) - chance).clamp(min=0.0)
     torch.testing.assert_close(plain, expected / expected[OFF].mean())
-    assert torch.equal(places.known, OFF)
-    centred = class_distances(places, whiten=False, centre=True)
+    assert torch.equal(geometry.known, OFF)
+    centred = class_distances(geometry, whiten=False, centre=True)
     expected = functional.dictionary_distance(means - means.mean(dim=0))
     torch.testing.assert_close(centred, expected / expected[OFF].mean())
 
@@ -239,17 +245,17 @@ def test_features_that_know_nothing_give_smoothed_labels(features: torch.Tensor,
     torch.testing.assert_close(method.soft_labels(), expected)
 
 
-@pytest.mark.parametrize(("name", "alone"), [("ccl-centroid", {}), ("ccl-confusion", {"confusions": 0.0})])
-@pytest.mark.parametrize("memory", [0.0, 0.5, 1.0])
-def test_memory_averages_the_distances_of_epochs(memory: float, name: str, alone: dict) -> None:
-    method = fresh(name, memory=memory, **alone)
+@pytest.mark.parametrize(("name", "alone"), [("ccl-centroid", {}), ("ccl-confusion", {"confusion_weight": 0.0})])
+@pytest.mark.parametrize("ema_decay", [0.0, 0.5, 1.0])
+def test_ema_decay_averages_the_distances_of_epochs(ema_decay: float, name: str, alone: dict) -> None:
+    method = fresh(name, ema_decay=ema_decay, **alone)
     total, weight = torch.zeros(K, K, dtype=torch.float64), 0.0
     for epoch in range(3):
         features, logits, labels = batch(seed=epoch)
         method(features, logits, labels)
         method.end_epoch()
-        total = memory * total + distances_by_hand(features, labels)
-        weight = memory * weight + 1.0
+        total = ema_decay * total + distances_by_hand(features, labels)
+        weight = ema_decay * weight + 1.0
     torch.testing.assert_close((method.distance_sum / method.distance_weight)[OFF], (total / weight)[OFF])
 
 
@@ -260,8 +266,8 @@ def simplex(noise: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @BOTH
-def test_labels_are_held_once_structure_is_lost(name: str) -> None:
-    method, never = fresh(name, hold=0.3), fresh(name, hold=0.0)
+def test_labels_are_frozen_once_structure_is_lost(name: str) -> None:
+    method, never = fresh(name, freeze_ratio=0.3), fresh(name, freeze_ratio=0.0)
     for one in (method, never):
         one(*batch())
         assert one.end_epoch()["frozen"] == 0.0
@@ -295,7 +301,7 @@ def test_mixed_images_count_for_each_class_by_its_share() -> None:
     features, _, labels = batch(8)
     shares = 0.25 * F.one_hot(labels, K) + 0.75 * F.one_hot(labels.roll(1), K)
     moments = batch_moments(features, shares.double(), K)
-    unit = rooted(features)
+    unit = signed_sqrt_normalized(features)
     torch.testing.assert_close(moments[:K, K:-1], shares.double().T @ unit)
     torch.testing.assert_close(moments[:K, -1], shares.double().sum(dim=0))
 
@@ -404,9 +410,9 @@ def test_nothing_of_it_is_shipped(name: str) -> None:
     [
         ({"softness": 1.0}, r"softness, .* between 1/4 .* got 1.0"),
         ({"softness": 0.25}, r"softness, .* got 0.25"),
-        ({"memory": 1.1}, r"memory, .* \[0, 1\], got 1.1"),
-        ({"hold": 1.0}, r"hold, .* \[0, 1\), got 1.0"),
-        ({"kl_weight": -1.0}, "kl_weight must be a finite number"),
+        ({"ema_decay": 1.1}, r"ema_decay, .* \[0, 1\], got 1.1"),
+        ({"freeze_ratio": 1.0}, r"freeze_ratio, .* \[0, 1\), got 1.0"),
+        ({"kl_weight": -1.0}, "kl_weight.*got -1.0"),
     ],
 )
 def test_settings_that_make_no_sense(chosen: dict, says: str) -> None:
@@ -431,9 +437,9 @@ def test_drawing_rare_classes_often_does_not_hide_chance(balanced: bool) -> None
         own = [20.0 + torch.randn(count, width) for count in counts]
         drawn = [f[torch.randint(len(f), (1000,))] if balanced else f for f in own]
         labels = torch.arange(K).repeat_interleave(torch.tensor([len(f) for f in drawn]))
-        places = class_means(batch_moments(torch.cat(drawn), labels, K), K, images=counts)
-        distance, chance = raw_distances(places)
-        left, taken = left + float(distance.sum()), taken + float(chance.sum())
+        geometry = geometry_from_means(batch_moments(torch.cat(drawn), labels, K), K, class_counts=counts)
+        distance, noise = corrected_distances(geometry)
+        left, taken = left + float(distance.sum()), taken + float(noise.sum())
     assert left < 0.25 * taken
 
 

@@ -27,7 +27,7 @@ def batch(count: int = 12) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def freeze(method: Method) -> None:
-    method.head.held_dictionary.copy_(method.head.live_dictionary)
+    method.head.frozen_dictionary.copy_(method.head.live_dictionary)
     method.head.frozen_flag.fill_(True)
 
 
@@ -91,8 +91,8 @@ def test_mixed_images_get_mixed_rows(name: str) -> None:
 @pytest.mark.parametrize(
     ("chosen", "says"),
     [
-        ({"kl_weight": -0.1}, "kl_weight must be a finite number of 0 or more, got -0.1"),
-        ({"kl_weight": float("inf")}, "kl_weight must be a finite number of 0 or more, got inf"),
+        ({"kl_weight": -0.1}, "kl_weight.*got -0.1"),
+        ({"kl_weight": float("inf")}, "kl_weight.*got inf"),
         ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ({"sharpen": -1.0}, "sharpen must be above 0, got -1.0"),
     ],

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from typer.testing import CliRunner
 
-from cclnet import METHODS, InputError, build_method, functional
-from cclnet.methods import Classes, method_card, method_settings, methods_for
+from cclnet import METHODS, InputError, Loss, Method, build_method, functional, register_method
+from cclnet.cli import app
+from cclnet.methods import Classes, check_method_fits, method_card, method_settings, methods_for
+from cclnet.report.figures import loss_terms
+from cclnet.settings import make_settings
+from cclnet.sweep.compare_methods import all_that_fit
+from cclnet.training.loop import train
+from cclnet.training.setup import open_table
 
 COUNTS = (10, 60, 30)
 CLASSES = Classes(num_classes=3, in_features=6, counts=COUNTS)
@@ -68,13 +79,13 @@ def test_every_method_has_a_card_that_names_its_settings(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("lsr-")])  # their card is lsr's
 def test_cards_tell_the_defaults(name: str) -> None:
-    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", method_card(name), flags=re.MULTILINE))
-    assert {key: told[key].strip() for key in method_settings(name)} == {
-        key: _as_told(value) for key, value in method_settings(name).items()
+    written = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", method_card(name), flags=re.MULTILINE))
+    assert {key: written[key].strip() for key in method_settings(name)} == {
+        key: _as_written(value) for key, value in method_settings(name).items()
     }
 
 
-def _as_told(value: object) -> str:
+def _as_written(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     return f"{value:.3g}" if isinstance(value, float) else str(value).lower()
@@ -196,3 +207,86 @@ def test_classes_refuse_nonsense() -> None:
 def test_unknown_card() -> None:
     with pytest.raises(InputError, match="unknown method"):
         method_card("nothing")
+
+
+class Toy(Method):
+    """Cross entropy and a penalty on the logits, from outside of the package."""
+
+    card = "# Toy method\n"
+
+    def __init__(self, classes: Classes, penalty: float = 0.01) -> None:
+        super().__init__(classes)
+        self.penalty = penalty
+
+    def forward(
+        self, features: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor | None = None
+    ) -> Loss:
+        self.check_labels(logits, labels)
+        penalty = self.penalty * logits.square().mean()
+        return Loss.of(cross_entropy=functional.cross_entropy(logits, labels, weight), penalty=penalty)
+
+    def end_epoch(self) -> dict[str, float]:
+        return {"toy_diagnostic": 3.0}
+
+
+@pytest.fixture
+def toy() -> Iterator[str]:
+    register_method("toy", Toy)
+    yield "toy"
+    del METHODS["toy"]
+
+
+def test_a_method_registered_from_outside_is_listed_and_trained(toy: str, tmp_path: Path) -> None:
+    listed = CliRunner().invoke(app, ["methods"]).output
+    assert "toy  penalty=0.01" in listed
+    assert "Toy method" in CliRunner().invoke(app, ["methods", toy]).output
+    settings = make_settings({
+        "data": "synthetic:images=84,size=32", "short_side": 32, "augment": {"crop": 28}, "backbone": "test_resnet",
+        "method": toy, "method_settings": {"penalty": 0.5}, "epochs": 1, "batch_size": 32,
+    })  # fmt: skip
+    assert toy in [contestant.method for contestant in all_that_fit(open_table(settings))[0]]
+    run = train(settings, tmp_path / "run", accelerator="cpu", progress=False, cache_dir=tmp_path / "cache")
+    [record] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert record["loss"] == pytest.approx(record["cross_entropy"] + record["penalty"], rel=1e-5)
+    assert record["toy_diagnostic"] == 3.0 and record["penalty"] > 0
+    assert loss_terms([record]) == ["cross_entropy", "penalty"]  # the diagnostic is no term
+
+
+def test_registering_refuses_other_classes_and_names_in_use() -> None:
+    with pytest.raises(InputError, match="already a method 'ccl'"):
+        register_method("ccl", Toy)
+    with pytest.raises(InputError, match="subclass"):
+        register_method("linear", torch.nn.Linear)
+    register_method("toy-strong", partial(Toy, penalty=1.0))
+    try:
+        assert method_settings("toy-strong") == {"penalty": 1.0} and method_card("toy-strong") == Toy.card
+    finally:
+        del METHODS["toy-strong"]
+
+
+def test_a_method_without_a_card_shows_its_docstring(monkeypatch: pytest.MonkeyPatch, toy: str) -> None:
+    monkeypatch.setattr(Toy, "card", "")
+    assert "a penalty on the logits" in method_card(toy)
+
+
+def test_bce_has_its_own_card() -> None:
+    assert method_card("bce").startswith("# Binary cross entropy") and method_card("hard").startswith("# Hard labels")
+
+
+def test_former_names_of_settings_are_accepted() -> None:
+    former = build_method("ccl-confusion", CLASSES, {"hold": 0.1, "memory": 0.2, "confusions": 0.7})
+    assert (former.freeze_ratio, former.ema_decay, former.confusion_weight) == (0.1, 0.2, 0.7)
+    assert build_method("ccl-balanced", CLASSES, {"hold": 0.1}).head.freeze_ratio == 0.1
+    with pytest.raises(InputError, match="freeze_ratio is given twice"):
+        build_method("ccl-centroid", CLASSES, {"freeze_ratio": 0.1, "hold": 0.1})
+
+
+@pytest.mark.parametrize("setting", ["class_weights", "balanced_sampling"])
+def test_classes_are_not_balanced_twice(setting: str, tmp_path: Path) -> None:
+    settings = make_settings({
+        "data": "synthetic:images=84,size=32", "short_side": 32, "augment": {"crop": 28}, "backbone": "test_resnet",
+        "method": "ccl-balanced", setting: True,
+    })  # fmt: skip
+    with pytest.raises(InputError, match="'ccl-balanced' already balances the classes"):
+        train(settings, tmp_path / "run", accelerator="cpu", progress=False, cache_dir=tmp_path / "cache")
+    check_method_fits("ccl", multilabel=False, classes_balanced=True)

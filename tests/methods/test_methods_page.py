@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from cclnet.methods import METHODS, method_settings
+from cclnet.methods import METHODS, Classes, build_method, method_settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 ROWS = {
@@ -28,3 +29,15 @@ def test_every_method_has_a_row_with_its_settings(name: str) -> None:
 
 def test_no_row_is_about_a_method_that_is_not_there() -> None:
     assert set(ROWS) <= set(METHODS)
+
+
+def test_the_example_of_adding_a_method_works() -> None:
+    code = PAGE.partition("## Add a method")[2].partition("```python\n")[2].partition("```")[0]
+    try:
+        exec(compile(code, "docs/methods.md", "exec"), {"__name__": "example"})
+        assert method_settings("penalised") == {"penalty": 0.01}
+        method = build_method("penalised", Classes(3, 4))
+        loss = method(torch.zeros(2, 4), torch.ones(2, 3), torch.tensor([0, 1]))
+        assert sorted(loss.terms) == ["cross_entropy", "penalty"]
+    finally:
+        METHODS.pop("penalised", None)

@@ -1,4 +1,4 @@
-"""The rivals, each held against its formula written with plain loops in Python's own double precision."""
+"""The methods of other papers, each compared with its formula in plain Python loops and double precision."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_class_weights_of_one_class_are_that_class(name: str) -> None:
     method = build_method(name, CLASSES)
     one_hot = F.one_hot(labels, K).double()
     if name == "label-relaxation":
-        with pytest.raises(InputError, match="how to mix two such sets is not defined: turn mixup and cutmix off"):
+        with pytest.raises(InputError, match=r"class indices.*turn mixup and cutmix off"):
             method(features, logits, one_hot)
     else:
         torch.testing.assert_close(
@@ -318,18 +318,18 @@ def test_ordered_classes_keep_their_order() -> None:
 
 
 REFUSED: list[tuple[str, dict, str]] = [
-    ("ols", {"alpha": 1.1}, r"alpha, the share of the hard label, must lie in \[0, 1\], got 1.1"),
+    ("ols", {"alpha": 1.1}, r"alpha, .* must lie in \[0, 1\], got 1.1"),
     ("ols", {"alpha": math.nan}, "got nan"),
-    ("tf-kd", {"alpha": -0.1}, r"alpha, the teacher's share, must lie in \[0, 1\], got -0.1"),
+    ("tf-kd", {"alpha": -0.1}, r"alpha, .* must lie in \[0, 1\], got -0.1"),
     ("tf-kd", {"temperature": 0}, "temperature must be a positive number, got 0"),
     ("tf-kd", {"confidence": 0.25}, "above 1/4 .* got 0.25"),
-    ("tf-kd", {"confidence": 1.01}, "not above 1, .* got 1.01"),
-    ("mbls", {"alpha": -1}, "alpha, the weight of the penalty, must not be negative, got -1"),
+    ("tf-kd", {"confidence": 1.01}, "not above 1, got 1.01"),
+    ("mbls", {"alpha": -1}, "alpha, .* not negative, got -1"),
     ("mbls", {"margin": -1}, "margin, a difference of logits, must not be negative, got -1"),
-    ("maxsup", {"alpha": math.inf}, "alpha, the weight of the penalty, must not be negative, got inf"),
-    ("label-relaxation", {"alpha": 1.0}, r"alpha, the share that is left open, must lie in \[0, 1\), got 1.0"),
-    ("confidence-penalty", {"beta": -0.1}, "beta, the weight of the entropy, must not be negative, got -0.1"),
-    ("focal", {"gamma": -2}, "gamma must not be negative, got -2"),
+    ("maxsup", {"alpha": math.inf}, "alpha, .* not negative, got inf"),
+    ("label-relaxation", {"alpha": 1.0}, r"alpha, .* must lie in \[0, 1\), got 1.0"),
+    ("confidence-penalty", {"beta": -0.1}, "beta, .* not negative, got -0.1"),
+    ("focal", {"gamma": -2}, "gamma, .* not negative, got -2"),
     ("ordinal", {"sigma": 0}, "sigma, .* must be a positive number, got 0"),
     ("ordinal", {"positions": (1, 2, 3)}, "positions must be 4 numbers, .* got 3"),
     ("ordinal", {"positions": (1, 2, 2, 3)}, "positions must be finite and all different"),

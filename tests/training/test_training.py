@@ -141,7 +141,7 @@ def test_soft_labels_are_taken_out_of_the_probabilities(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no soft labels to take out again \(unsoften\): focal has none"):
         train(make_settings({**tiny, "method": "focal", "unsoften": True}), tmp_path / "none", accelerator="cpu")
     vague = {"method": "ordinal", "method_settings": {"sigma": 3.0}, "unsoften": True}
-    with pytest.raises(InputError, match="cannot be taken out again"):
+    with pytest.raises(InputError, match="singular"):
         train(make_settings(tiny, vague), tmp_path / "vague", accelerator="cpu")  # before anything is trained
     assert not (tmp_path / "vague").exists()
 

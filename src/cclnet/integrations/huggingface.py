@@ -1,4 +1,4 @@
-"""A CCLNet inside the Hugging Face Trainer."""
+"""A CCLNet in the Hugging Face Trainer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from cclnet.errors import InputError
-from cclnet.integrations.scores import plain_loss
+from cclnet.integrations import validation_loss
 from cclnet.network import CCLNet
 
 
 class TrainerModel(nn.Module):
-    """Speaks the Trainer's language: ``model(pixel_values, labels)`` → a dict with ``loss`` in training, and
-    with ``loss`` (cross entropy, binary for several labels) and ``logits`` in evaluation.
+    """A CCLNet with the interface of the Trainer: ``model(pixel_values, labels)`` → a dict.
 
-    The whole network is inside this module, so that distributed data parallel wraps backbone and head together.
+    The dict has ``loss`` in training, and ``loss`` (cross entropy with the hard labels) and ``logits`` in evaluation.
+    The module contains the whole network, so that distributed data parallel wraps backbone and head together.
     """
 
     def __init__(self, network: CCLNet) -> None:
@@ -28,14 +28,14 @@ class TrainerModel(nn.Module):
         logits: Tensor = self.network(pixel_values)
         if labels is None:
             return {"logits": logits}
-        return {"loss": plain_loss(self.network.method, logits, labels), "logits": logits}
+        return {"loss": validation_loss(self.network.method, logits, labels), "logits": logits}
 
 
 def method_callback(network: CCLNet, clip_norm: float | None = None) -> Any:
-    """A callback for the Trainer that ends the method's epochs, and clips each parameter group by its own norm.
+    """A callback for the Trainer that calls ``end_epoch`` of the method and clips each parameter group by its own norm.
 
-    The Trainer's own ``max_grad_norm`` takes one norm over all parameters and would let the head's gradient
-    shrink the network's step, so it must be 0 where ``clip_norm`` is given.
+    ``max_grad_norm`` of the Trainer uses one norm over all parameters, so the gradient of the head would shrink the
+    step of the network. It must be 0 with ``clip_norm``.
     """
     try:
         from transformers import TrainerCallback
@@ -48,13 +48,13 @@ def method_callback(network: CCLNet, clip_norm: float | None = None) -> Any:
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if clip_norm and args.max_grad_norm:
                 raise InputError(
-                    f"max_grad_norm is {args.max_grad_norm}, which clips all parameters by one norm before each "
-                    "group is clipped by its own. Use TrainingArguments(max_grad_norm=0)."
+                    f"clip_norm needs max_grad_norm=0, got {args.max_grad_norm}, which clips all parameters by one "
+                    "norm first. Use TrainingArguments(max_grad_norm=0)."
                 )
             if clip_norm and args.fp16:
                 raise InputError(
-                    "clip_norm would see gradients that are still scaled for float16. Use "
-                    "TrainingArguments(bf16=True), or leave clip_norm out."
+                    "clip_norm does not work with fp16, whose gradients are still scaled at this point. Use "
+                    "TrainingArguments(bf16=True), or omit clip_norm."
                 )
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

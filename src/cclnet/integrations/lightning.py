@@ -1,4 +1,4 @@
-"""A CCLNet inside Lightning's Trainer."""
+"""A CCLNet in the Lightning Trainer."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from cclnet.integrations.scores import accuracy, plain_loss
+from cclnet.integrations import accuracy, validation_loss
 from cclnet.network import CCLNet
 
 Groups = list[dict[str, Any]]
 
 
 class LightningClassifier(pl.LightningModule):  # type: ignore[misc]  # lightning is not typed
-    """Batches are (images, labels). Logs the loss terms in training, and loss and accuracy in validation and testing.
+    """A Lightning module for batches (images, labels), which logs the loss terms in training, and loss and accuracy in
+    validation and testing.
 
-    The whole network is inside this module, so a distributed strategy wraps backbone and head together.
+    The module contains the whole network, so that a distributed strategy wraps backbone and head together.
     ``Trainer(gradient_clip_val=…)`` clips each parameter group by its own norm.
 
     Args:
         network: the network to train, with any method.
-        optimizer: builds an optimizer from parameter groups; by default SGD with momentum .9. Override
+        optimizer: builds an optimizer from parameter groups; by default SGD with momentum 0.9. Override
             ``configure_optimizers`` to add a schedule.
         lr, lr_ccl, weight_decay: as in ``CCLNet.param_groups``.
     """
@@ -58,15 +59,15 @@ class LightningClassifier(pl.LightningModule):  # type: ignore[misc]  # lightnin
         self._log_scores(batch, "test")
 
     def predict_step(self, batch: Tensor | Sequence[Tensor], batch_index: int) -> Tensor:
-        """Logits of images, which may come with their labels."""
+        """Logits of a batch of images, with or without labels."""
         logits: Tensor = self(batch if isinstance(batch, Tensor) else batch[0])
         return logits
 
-    def _log_scores(self, batch: tuple[Tensor, Tensor], part: str) -> None:
+    def _log_scores(self, batch: tuple[Tensor, Tensor], split: str) -> None:
         images, labels = batch
         logits = self(images)
-        scores = {f"{part}_loss": plain_loss(self.network.method, logits, labels)}
-        scores[f"{part}_accuracy"] = accuracy(self.network.method, logits, labels)
+        scores = {f"{split}_loss": validation_loss(self.network.method, logits, labels)}
+        scores[f"{split}_accuracy"] = accuracy(self.network.method, logits, labels)
         self.log_dict(scores, batch_size=len(images), sync_dist=True)
 
     def on_train_epoch_end(self) -> None:
@@ -81,7 +82,8 @@ class LightningClassifier(pl.LightningModule):  # type: ignore[misc]  # lightnin
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """One norm over all parameters would let the head's gradient shrink the network's step."""
+        """Clip each parameter group by its own norm: with one norm over all parameters, the gradient of the head would
+        shrink the step of the network."""
         if gradient_clip_val and gradient_clip_algorithm != "value":
             for group in optimizer.param_groups:
                 nn.utils.clip_grad_norm_(group["params"], gradient_clip_val)

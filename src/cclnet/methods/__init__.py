@@ -1,15 +1,16 @@
-"""Label-softening methods behind one protocol, and the plain dict of their names."""
+"""The methods by name, and the functions that build, check and describe them."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from cclnet.errors import InputError, unknown
-from cclnet.methods.base import Classes, Loss, Method
+from cclnet.methods.base import Classes, Loss, Method, rename_settings
 from cclnet.methods.ccl import CCL
 from cclnet.methods.ccl_balanced import CCLBalanced
 from cclnet.methods.ccl_centroid import CCLCentroid
@@ -34,8 +35,11 @@ __all__ = [
     "build_method",
     "check_method_fits",
     "method_card",
+    "method_class",
     "method_settings",
     "methods_for",
+    "register_method",
+    "rename_settings",
 ]
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -45,12 +49,12 @@ METHODS: dict[str, Callable[..., Method]] = {
     "ccl-confusion": CCLConfusion,
     "hard": Hard,
     "lsr": LSR,
-    # The four rows of the paper's Table 1; .5228 is where CCL on seven classes collapses to.
+    # The four label smoothing rows of Table 1 of the paper; 0.5228 is the collapse point of CCL with seven classes.
     "lsr-u1": partial(LSR, epsilon=0.1, prior=False),
     "lsr-u5": partial(LSR, epsilon=0.5228, prior=False),
     "lsr-a1": partial(LSR, epsilon=0.1, prior=True),
     "lsr-a5": partial(LSR, epsilon=0.5228, prior=True),
-    # The rivals, with their papers' defaults.
+    # Methods of other papers, with the defaults of these papers.
     "ols": OnlineSmoothing,
     "tf-kd": TeacherFree,
     "mbls": MarginSmoothing,
@@ -59,36 +63,71 @@ METHODS: dict[str, Callable[..., Method]] = {
     "confidence-penalty": ConfidencePenalty,
     "focal": Focal,
     "ordinal": Ordinal,
-    # For several labels an image: its own hard labels, and CCL.
+    # Multi-label: hard labels and CCL.
     "bce": BinaryCrossEntropy,
     "ccl-multilabel": CCLMultilabel,
 }
-MULTILABEL = ("bce", "ccl-multilabel")
+
+
+def register_method(name: str, method: Callable[..., Method]) -> None:
+    """Add a method to ``METHODS``, from any program or package: a ``Method`` subclass, or a ``partial`` of one.
+
+    It is then known to ``build_method``, ``CCLNet(method=name)``, training, comparisons and ``cclnet methods``.
+    Register at the top level of a module: comparisons train in new processes, which import the main module again.
+    """
+    kind = _class_of(method)
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise InputError(f"method '{name}' must be a subclass of cclnet.Method, or a partial of one, got {method!r}.")
+    if name in METHODS and method_class(name).__module__ != kind.__module__:
+        raise InputError(f"there is already a method '{name}': register yours under another name.")
+    METHODS[name] = method
+
+
+def _class_of(factory: Callable[..., Method]) -> Any:
+    return factory.func if isinstance(factory, partial) else factory
+
+
+def method_class(name: str) -> type[Method]:
+    """The class of a method, whose attributes say what the method needs and does."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    kind: type[Method] = _class_of(METHODS[name])
+    return kind
 
 
 def methods_for(multilabel: bool) -> list[str]:
-    """The methods for images with several labels each, or with one.
+    """Names of the multi-label methods, or of the single-label ones.
 
     >>> methods_for(multilabel=True)
     ['bce', 'ccl-multilabel']
     """
-    return [name for name in METHODS if (name in MULTILABEL) == multilabel]
+    return [name for name in METHODS if method_class(name).multilabel == multilabel]
 
 
-def check_method_fits(name: str, multilabel: bool) -> None:
-    """Refuse a method for one label an image where images have several, and the other way round."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    if multilabel and name not in MULTILABEL:
+def check_method_fits(name: str, multilabel: bool, classes_balanced: bool = False) -> None:
+    """Raise an InputError when a method does not fit the labels of the data, or the way the loader balances classes.
+
+    Args:
+        name: the method.
+        multilabel: whether images of the data set may have several labels.
+        classes_balanced: whether the settings class_weights or balanced_sampling are on.
+    """
+    kind = method_class(name)
+    if multilabel and not kind.multilabel:
         raise InputError(
-            f"method '{name}' spreads one label over the classes, but these images may have several labels each, or "
-            "none. Use 'ccl-multilabel' (soft labels) or 'bce' (hard ones)."
+            f"method '{name}' is for one label per image, but images of this data set may have several labels, or "
+            "none. Use 'ccl-multilabel' (soft labels) or 'bce' (hard labels)."
         )
-    if name in MULTILABEL and not multilabel:
-        instead = {"bce": "hard", "ccl-multilabel": "ccl-centroid"}[name]
+    if kind.multilabel and not multilabel:
         raise InputError(
-            f"method '{name}' takes a decision for each class on its own, but these images have one label each. Use "
-            f"'{instead}', its counterpart for one label, or any other for one: {', '.join(methods_for(False))}."
+            f"method '{name}' is multi-label, but images of this data set have one label each. Use "
+            f"'{kind.single_label_counterpart}', its single-label counterpart, or another single-label method: "
+            f"{', '.join(methods_for(False))}."
+        )
+    if kind.balances_classes and classes_balanced:
+        raise InputError(
+            f"method '{name}' already balances the classes; class_weights or balanced_sampling would balance them "
+            "twice. Turn these settings off, or use 'ccl' with one of them."
         )
 
 
@@ -98,8 +137,7 @@ def method_settings(name: str) -> dict[str, Any]:
     >>> method_settings("lsr-a1")
     {'epsilon': 0.1, 'prior': True}
     """
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
+    method_class(name)  # an unknown name is an error
     parameters = inspect.signature(METHODS[name]).parameters
     return {key: p.default for key, p in parameters.items() if key != "classes"}
 
@@ -107,37 +145,40 @@ def method_settings(name: str) -> dict[str, Any]:
 def build_method(name: str, classes: Classes, settings: Mapping[str, Any] | None = None) -> Method:
     """Build a method by name; ``settings`` override its defaults."""
     known = method_settings(name)
-    for key in settings or {}:
+    chosen = rename_settings(settings or {})
+    for key, value in chosen.items():
+        if not known:
+            raise InputError(f"method '{name}' has no settings, got '{key}'.")
         if key not in known:
-            if not known:
-                raise InputError(f"method '{name}' has no settings, got '{key}'.")
             raise unknown(f"setting of method '{name}'", key, known)
-    for key, value in (settings or {}).items():
-        _check_kind(name, key, value, known[key])
-    return METHODS[name](classes, **(settings or {}))
+        _check_type(name, key, value, known[key])
+    return METHODS[name](classes, **chosen)
 
 
-def _check_kind(method: str, key: str, value: Any, default: Any) -> None:
-    """Refuse words for numbers and the like: of which kind a setting is, its default says."""
+def _check_type(method: str, key: str, value: Any, default: Any) -> None:
+    """Raise an InputError when a setting does not have the type of its default. A default of None allows any type."""
     if default is None:
-        return  # nothing is said
+        return
     number = (int, float)
     wanted = bool if isinstance(default, bool) else number if isinstance(default, number) else type(default)
     if wanted is number and value is None and not isinstance(default, float):
-        return  # a count of which there may be none, such as patience
+        return  # a count that None turns off, such as patience
     kinds = (list, tuple) if wanted is tuple else wanted
     if not isinstance(value, kinds) or (wanted is number and isinstance(value, bool)):
-        words = {bool: "true or false", number: "a number", tuple: "a list", str: "a word"}[wanted]
+        words = {bool: "true or false", number: "a number", tuple: "a list", str: "a string"}[wanted]
         raise InputError(f"setting {key} of method '{method}' must be {words}, got {value!r}.")
-    whole = wanted is tuple and default and isinstance(default[0], int)
-    if whole and isinstance(value, (list, tuple)) and not all(type(item) is int for item in value):
-        raise InputError(f"setting {key} of method '{method}' must be a list of whole numbers, got {list(value)!r}.")
+    integers = wanted is tuple and default and isinstance(default[0], int)
+    if integers and isinstance(value, (list, tuple)) and not all(type(item) is int for item in value):
+        raise InputError(f"setting {key} of method '{method}' must be a list of integers, got {list(value)!r}.")
 
 
 def method_card(name: str) -> str:
-    """The card of a method: idea, formula, settings, when not to use it. Markdown."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    factory = METHODS[name]
-    kind = factory.func if isinstance(factory, partial) else factory
-    return files(__name__).joinpath(f"{kind.__module__.rpartition('.')[2]}.md").read_text(encoding="utf-8")
+    """The card of a method in Markdown: idea, formula, settings, when not to use it."""
+    kind = method_class(name)
+    if kind.card and not kind.card.endswith(".md"):
+        return kind.card
+    if module := getattr(sys.modules[kind.__module__], "__file__", None):  # a notebook has no file
+        file = Path(module).with_name(kind.card) if kind.card else Path(module).with_suffix(".md")
+        if file.exists():
+            return file.read_text(encoding="utf-8")
+    return f"# {name}\n\n{inspect.getdoc(kind)}\n"

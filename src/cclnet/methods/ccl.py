@@ -14,8 +14,8 @@ from cclnet.methods.base import Classes, Loss, Method, check_kl_weight
 class DictionaryMethod(Method):
     """``L = CE(q, y) + w KL(p_y ‖ q)`` for the network, plus the loss of the head that learns p, in one sum.
 
-    The soft labels p are those of the dictionary before the step, as in the paper's algorithm, and constants
-    for the network; the head sees detached features. Neither part's gradient reaches the other.
+    As in the algorithm of the paper, the soft labels p are those of the dictionary before the step and constant for
+    the network, and the head gets detached features. Neither gradient reaches the other part.
     """
 
     def __init__(self, classes: Classes, head: CCLHead, kl_weight: float) -> None:
@@ -24,7 +24,7 @@ class DictionaryMethod(Method):
         self.head = head
 
     def head_weight(self, labels: Tensor, weight: Tensor | None) -> Tensor | None:
-        """What the samples weigh in the head's loss."""
+        """Weights of the images in the loss of the head, [N]."""
         return weight
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
@@ -52,7 +52,7 @@ class DictionaryMethod(Method):
 
 
 class CCL(DictionaryMethod):
-    """The paper's method, which has w = 1, with its head as it stands there."""
+    """The method of the paper, with w = 1 and the head described there."""
 
     def __init__(
         self,

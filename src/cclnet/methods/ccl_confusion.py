@@ -1,4 +1,4 @@
-"""CCL without a dictionary to train: classes resemble each other as far as their images are mistaken for each other."""
+"""CCL without a trained dictionary: soft labels from how often a linear classifier confuses the classes."""
 
 from __future__ import annotations
 
@@ -7,105 +7,113 @@ from torch import Tensor
 
 from cclnet import functional
 from cclnet.errors import InputError
-from cclnet.methods.base import Classes
-from cclnet.methods.ccl_centroid import CCLCentroid, Distances, summed
-from cclnet.methods.class_geometry import Places, at_mean_one, rooted, spread_within
+from cclnet.methods.base import Classes, sum_over_processes
+from cclnet.methods.ccl_centroid import CCLCentroid, ClassDistances
+from cclnet.methods.class_geometry import (
+    ClassGeometry,
+    scale_to_unit_mean,
+    signed_sqrt_normalized,
+    within_class_spread,
+)
 
-FLATTENING = 3.0  # of the judge's probabilities, so that far classes are told from farther ones
+LDA_TEMPERATURE = 3.0  # of the LDA probabilities, so that small confusion probabilities remain distinguishable
 
 
 class CCLConfusion(CCLCentroid):
-    """``ccl-centroid`` with distances that are, by the share ``confusions``, ``−½ log(c_ij c_ji / c_ii c_jj)``: c_ij is
-    the probability with which images of class i are given for class j by a judge to whom every class matters equally.
+    """``ccl-centroid`` with a weighted mean of two distances: that of class means, and with weight
+    ``confusion_weight`` the confusion distance ``−½ log(c_ij c_ji / c_ii c_jj)``.
 
-    The judge is Fisher's discriminant of the epoch before: it says how near an image lies to the mean of each class,
-    measured against the spread within the classes. So not only where the means lie counts, but how the images of each
-    class lie around them. A class that it does not know yet is where its mean is. An epoch that could not tell the
-    classes apart makes no judge.
+    c_ij is the mean probability of class j for images of class i under an LDA classifier (Fisher's linear
+    discriminant) with equal class priors, fitted on the features of the previous epoch. It depends on how the images
+    of a class are spread around the mean, not only on the means. Classes that the LDA classifier does not know have
+    distances of means alone. An epoch whose distances do not exceed sampling noise gives no LDA classifier.
     """
 
-    judge: Tensor
-    judged: Tensor
-    mistaken: Tensor
+    lda: Tensor
+    lda_knows: Tensor
+    confusion: Tensor
 
     def __init__(
         self,
         classes: Classes,
         softness: float = 0.8,
-        confusions: float = 0.5,
-        memory: float = 0.5,
-        hold: float = 0.3,
+        confusion_weight: float = 0.5,
+        ema_decay: float = 0.5,
+        freeze_ratio: float = 0.3,
         kl_weight: float = 1.0,
     ) -> None:
-        super().__init__(classes, softness=softness, memory=memory, hold=hold, kl_weight=kl_weight)
-        if not 0.0 <= confusions <= 1.0:
+        super().__init__(classes, softness, ema_decay, freeze_ratio, kl_weight=kl_weight)
+        if not 0.0 <= confusion_weight <= 1.0:
             raise InputError(
-                f"confusions, their share in the distances, must lie in [0, 1], got {confusions}. 0 is ccl-centroid; "
-                "usual is 0.5."
+                "confusion_weight, the weight of the confusion distance, must lie in [0, 1], got "
+                f"{confusion_weight}. 0 is ccl-centroid; usual is 0.5."
             )
-        self.confusions = confusions
+        self.confusion_weight = confusion_weight
         size = classes.num_classes
-        self.register_buffer("judge", torch.zeros(size, classes.in_features + 2, dtype=torch.float64))
-        self.register_buffer("judged", torch.zeros(size, dtype=torch.bool))
-        self.register_buffer("mistaken", torch.zeros(size, size, dtype=torch.float64))
+        self.register_buffer("lda", torch.zeros(size, classes.in_features + 2, dtype=torch.float64))
+        self.register_buffer("lda_knows", torch.zeros(size, dtype=torch.bool))
+        self.register_buffer("confusion", torch.zeros(size, size, dtype=torch.float64))
 
     @torch.no_grad()
-    def remember(self, features: Tensor, labels: Tensor) -> None:
-        super().remember(features, labels)
-        self.mistaken.add_(summed(batch_mistaken(features, labels, self.judge)))
+    def accumulate(self, features: Tensor, labels: Tensor) -> None:
+        super().accumulate(features, labels)
+        self.confusion.add_(sum_over_processes(soft_confusion(features, labels, self.lda)))
 
-    def distances(self, places: Places) -> Distances:
-        """Also makes the judge of the next epoch. Whether features have collapsed, the means tell: a judge of features
-        that were not is no witness."""
-        of_means = super().distances(places)
-        seen = places.known.any(dim=1)
-        # Where a share is too small for a number, far classes are not told from farther ones: as far as their means.
-        told = self.mistaken > 0
-        compared = seen & self.judged & told.diagonal()
-        known = (compared[:, None] & compared[None] & told & told.mT).fill_diagonal_(False)
-        of_mistakes = at_mean_one(mistaken_distances(self.mistaken).where(known, 0.0), known)
-        mean = (of_means.distance * known).sum() / known.sum().clamp(min=1)  # of the same pairs: one, if these are all
-        mixed = torch.lerp(of_means.distance, mean * of_mistakes, self.confusions)
-        self.mistaken.zero_()
-        self.judge.copy_(judge_of(places))
-        self.judged.copy_(seen & of_means.told_apart)
+    def distances(self, geometry: ClassGeometry) -> ClassDistances:
+        """Distances between the classes in this epoch; also fits the LDA classifier for the next epoch.
+
+        Collapse is detected from the class means, because the LDA classifier was fitted on the previous epoch.
+        """
+        of_means = super().distances(geometry)
+        seen = geometry.known.any(dim=1)
+        # Probabilities that underflow to zero carry no order: such pairs keep the distance of their means.
+        positive = self.confusion > 0
+        usable = seen & self.lda_knows & positive.diagonal()
+        known = (usable[:, None] & usable[None] & positive & positive.mT).fill_diagonal_(False)
+        of_confusion = scale_to_unit_mean(confusion_distances(self.confusion).where(known, 0.0), known)
+        mean = (of_means.distance * known).sum() / known.sum().clamp(min=1)  # over the same pairs; one if these are all
+        mixed = torch.lerp(of_means.distance, mean * of_confusion, self.confusion_weight)
+        self.confusion.zero_()
+        self.lda.copy_(fit_lda(geometry))
+        self.lda_knows.copy_(seen & of_means.above_noise)
         return of_means._replace(distance=torch.where(known, mixed, of_means.distance))
 
 
-def judge_of(places: Places) -> Tensor:
-    """Fisher's discriminant as one matrix, [K, F + 2]: weights of the features, what is added, and what is added for
-    images of other classes.
+def fit_lda(geometry: ClassGeometry) -> Tensor:
+    """LDA classifier with equal class priors as one matrix [K, F + 2]: weights, bias, and bias for images of other
+    classes.
 
-    ``−½ |x − m_k|²`` against the spread within is linear in x but for a part that all classes share. The mean of n
-    images misses the true one, by which it looks v/n farther away than it is. Images of the class itself do not see it
-    so: they were among the n, and it is nearer to them by just that if half of what tells an image from others of its
-    class lasts from epoch to epoch. A class that was not seen is given no image.
+    ``−½ |x − m_k|²`` in whitened space is linear in x up to a term that all classes share. The mean of n images has
+    sampling noise that adds v/n to its distance from images of other classes; the second bias removes it. The images of
+    the class itself contributed to the mean, which cancels the noise if half of the within-class variation of an image
+    persists from epoch to epoch. A class without images gets probability 0.
     """
-    factor, spread = spread_within(places)
-    weights = torch.cholesky_solve(places.centres.mT, factor).mT
-    added = -(weights * places.centres).sum(dim=1) / 2.0
-    added = added.masked_fill(~places.known.any(dim=1), -torch.inf)
-    missed = spread * places.variance.diagonal() / 2.0
-    return torch.cat([weights, added[:, None], missed[:, None] / 2.0], dim=1)
+    factor, spread = within_class_spread(geometry)
+    weights = torch.cholesky_solve(geometry.centres.mT, factor).mT
+    bias = -(weights * geometry.centres).sum(dim=1) / 2.0
+    bias = bias.masked_fill(~geometry.known.any(dim=1), -torch.inf)
+    noise = spread * geometry.variance.diagonal() / 2.0
+    return torch.cat([weights, bias[:, None], noise[:, None] / 2.0], dim=1)
 
 
 @functional.full_precision
-def batch_mistaken(features: Tensor, labels: Tensor, judge: Tensor) -> Tensor:
-    """The judge's probabilities, summed over the images of each class: [N, F] → [K, K] float64."""
-    own = functional.rows_of(torch.eye(len(judge), dtype=torch.float64, device=features.device), labels)
-    weights, added, for_others = judge[:, :-2], judge[:, -2], judge[:, -1]
-    score = rooted(features) @ weights.mT + added + for_others * (1.0 - own)
-    return own.mT @ torch.softmax(score / FLATTENING, dim=1)
+def soft_confusion(features: Tensor, labels: Tensor, lda: Tensor) -> Tensor:
+    """LDA probabilities summed over the images of each class: [N, F], [N], [K, F + 2] → [K, K] float64."""
+    one_hot = functional.rows_of(torch.eye(len(lda), dtype=torch.float64, device=features.device), labels)
+    weights, bias, bias_others = lda[:, :-2], lda[:, -2], lda[:, -1]
+    score = signed_sqrt_normalized(features) @ weights.mT + bias + bias_others * (1.0 - one_hot)
+    return one_hot.mT @ torch.softmax(score / LDA_TEMPERATURE, dim=1)
 
 
-def mistaken_distances(mistaken: Tensor) -> Tensor:
-    """``−½ log(c_ij c_ji / c_ii c_jj)`` of sums in which row i is shared out among the classes, [K, K]; not below 0,
-    and infinite or not a number where a share is 0.
+def confusion_distances(confusion: Tensor) -> Tensor:
+    """``−½ log(c_ij c_ji / c_ii c_jj)``, at least 0, with c the row-normalised confusion matrix: [K, K] → [K, K].
 
-    >>> mistaken_distances(torch.tensor([[8.0, 2.0], [1.0, 1.0]])).exp()
+    Infinite or NaN where c_ij is 0.
+
+    >>> confusion_distances(torch.tensor([[8.0, 2.0], [1.0, 1.0]])).exp()
     tensor([[1., 2.],
             [2., 1.]])
     """
-    log_share = (mistaken / mistaken.sum(dim=1, keepdim=True)).log()
-    distance = log_share.diagonal()[:, None] - log_share
+    log_c = (confusion / confusion.sum(dim=1, keepdim=True)).log()
+    distance = log_c.diagonal()[:, None] - log_c
     return ((distance + distance.mT) / 2.0).clamp(min=0.0)

@@ -1,4 +1,4 @@
-"""Where classes lie among the features, and how far apart: all from the moments of an epoch."""
+"""Positions of the classes in feature space and the distances between them, from the moments of an epoch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cclnet import functional
+from cclnet.errors import InputError
 
-SHRINKAGE = 0.01  # of the spread within classes towards a round one: directions that never vary must not decide
+SHRINKAGE = 0.01  # of the within-class covariance towards a multiple of the identity, for directions without variance
 
 
-def rooted(features: Tensor) -> Tensor:
-    """``sign(f) √|f|`` at unit length, [N, F] float64. Pooled features have long tails; after the root a mean and a
-    covariance say what a class looks like, and not where its few strongest images lie.
+def signed_sqrt_normalized(features: Tensor) -> Tensor:
+    """Signed square root of the features, L2-normalised: ``sign(f) √|f|`` / norm, [N, F] → [N, F] float64.
 
-    >>> rooted(torch.tensor([[9.0, -16.0]]))
+    Pooled features are heavy-tailed. After the square root, mean and covariance describe the whole class and not its
+    few images with the largest activations.
+
+    >>> signed_sqrt_normalized(torch.tensor([[9.0, -16.0]]))
     tensor([[ 0.6000, -0.8000]], dtype=torch.float64)
     """
     features = features.double()
@@ -27,102 +30,115 @@ def rooted(features: Tensor) -> Tensor:
 
 @functional.full_precision
 def batch_moments(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """All that is kept of a batch, as one matrix: ``Σ_i a_i a_iᵀ`` with a_i = (label, rooted feature, 1) of image i.
-    [N, F] → [K + F + 1, K + F + 1] float64 (in which no GPU rounds a product to fewer digits). It holds how many
-    images each class has, the sums of their features, and the features' second moments.
+    """Counts, sums and second moments of a batch in one matrix: [N, F] → [K + F + 1, K + F + 1] float64.
+
+    ``Σ_i a_i a_iᵀ`` with a_i = (label, signed_sqrt_normalized feature, 1) of image i. In float64 no GPU rounds the
+    product to fewer digits.
 
     >>> batch_moments(torch.tensor([[9.0, -16.0]]), torch.tensor([1]), num_classes=2)[1, 2:]
     tensor([ 0.6000, -0.8000,  1.0000], dtype=torch.float64)
     """
-    own = torch.eye(num_classes, dtype=torch.float64, device=features.device)
-    unit = rooted(features)
-    rows = torch.cat([functional.rows_of(own, labels), unit, torch.ones_like(unit[:, :1])], dim=1)
+    one_hot = torch.eye(num_classes, dtype=torch.float64, device=features.device)
+    unit = signed_sqrt_normalized(features)
+    rows = torch.cat([functional.rows_of(one_hot, labels), unit, torch.ones_like(unit[:, :1])], dim=1)
     return rows.mT @ rows
 
 
-class Places(NamedTuple):
-    """Where the classes lie among the features.
+class ClassGeometry(NamedTuple):
+    """Positions of the classes in feature space.
 
     Attributes:
-        centres: a row a class, [K, F]; only their differences count.
-        within: covariance of the features within the classes, [F, F].
-        variance: of the difference of two centres by chance, [K, K], as a share of ``within``.
-        known: which differences are known, [K, K].
-        freedom: degrees of freedom behind ``within``.
+        centres: one position per class, [K, F]; only differences matter.
+        within: within-class covariance of the features, [F, F].
+        variance: sampling variance of the difference of two centres, [K, K], in units of ``within``.
+        known: pairs of classes whose difference can be estimated, [K, K].
+        degrees_of_freedom: of the estimate ``within``.
     """
 
     centres: Tensor
     within: Tensor
     variance: Tensor
     known: Tensor
-    freedom: Tensor
+    degrees_of_freedom: Tensor
 
 
-def class_means(moments: Tensor, num_classes: int, images: Sequence[int] | None = None) -> Places:
-    """The classes lie at their mean features. Known are those that were seen. The mean of n images misses the true one
-    by 1/n of the spread within the class; drawing the same images again (``images`` are how many each class has) does
-    not bring it nearer, and tells no more of the spread. Where classes are drawn unequally often, the freedom is that
-    of Satterthwaite."""
+def geometry_from_means(moments: Tensor, num_classes: int, class_counts: Sequence[int] | None = None) -> ClassGeometry:
+    """Class geometry with the mean feature of each class as its centre; classes with images are known.
+
+    The mean of n images has 1/n of the within-class covariance as sampling variance. Repeated draws of the same image
+    reduce neither this variance nor that of the covariance, so n is limited to ``class_counts``, the number of distinct
+    images per class. If classes are drawn unequally often, the degrees of freedom are Satterthwaite's.
+    """
     counts = moments[:num_classes, -1]
     seen = counts > 0
     drawn = counts.masked_fill(~seen, 1.0)
     means = moments[:num_classes, num_classes:-1] / drawn[:, None]
     second = moments[num_classes:-1, num_classes:-1]
-    distinct = drawn if images is None else torch.minimum(drawn, drawn.new_tensor(images))
-    distinct = distinct.clamp(min=1.0)  # mixed images can hold less than one of a class, but no mean of none
+    distinct = drawn if class_counts is None else torch.minimum(drawn, drawn.new_tensor(class_counts))
+    distinct = distinct.clamp(min=1.0)  # mixed images can sum to less than one image of a class
     free, repeats = (distinct - 1.0) * seen, drawn / distinct
     total = (repeats * free).sum().clamp(min=1.0)
-    freedom = total.square() / (repeats.square() * free).sum().clamp(min=1.0)
+    degrees_of_freedom = total.square() / (repeats.square() * free).sum().clamp(min=1.0)
     within = (second - (means * counts[:, None]).mT @ means) / total
     known = (seen[:, None] & seen[None]).fill_diagonal_(False)
     shares = 1.0 / distinct
-    return Places(means, within, shares[:, None] + shares[None], known, freedom)
+    return ClassGeometry(means, within, shares[:, None] + shares[None], known, degrees_of_freedom)
 
 
-def class_distances(places: Places, whiten: bool = True, centre: bool = False) -> Tensor:
-    """``raw_distances`` divided by their mean, [K, K] float64."""
-    return at_mean_one(raw_distances(places, whiten, centre)[0], places.known)
+def class_distances(geometry: ClassGeometry, whiten: bool = True, centre: bool = False) -> Tensor:
+    """``corrected_distances`` divided by their mean, [K, K] float64."""
+    return scale_to_unit_mean(corrected_distances(geometry, whiten, centre)[0], geometry.known)
 
 
-def raw_distances(places: Places, whiten: bool = True, centre: bool = False) -> tuple[Tensor, Tensor]:
-    """Squared distances between the centres of the classes, and what chance put between them, two of [K, K] float64; 0
-    where not known.
+def corrected_distances(geometry: ClassGeometry, whiten: bool = True, centre: bool = False) -> tuple[Tensor, Tensor]:
+    """Squared distances between class centres less the expected sampling noise, and that noise: two [K, K] float64.
 
-    ``whiten`` measures them against the spread within the classes, as Mahalanobis did: what varies much inside a class
-    separates two classes less. ``centre`` compares directions from the mean of the classes instead of places.
+    ``whiten`` gives squared Mahalanobis distances: directions that vary much within a class count less. ``centre``
+    compares directions from the mean of all classes instead of positions, without a correction. Unknown pairs are 0.
 
-    Chance alone puts ``variance · v`` between two centres, with v the spread, and most between rare classes, which it
-    would set apart. Places are corrected for it.
+    Sampling noise alone puts an expected ``variance · v`` between two centres, with v the within-class spread. It is
+    largest for rare classes and would make them look dissimilar.
     """
-    centres, within, variance, known, _ = places
+    centres, within, variance, known, _ = geometry
     spread = within.trace()
     if whiten:
-        factor, spread = spread_within(places)
+        factor, spread = within_class_spread(geometry)
         centres = torch.linalg.solve_triangular(factor, centres.mT, upper=False).mT
     if centre:
-        placed = known.any(dim=1)
-        centres = centres - (centres * placed[:, None]).sum(dim=0) / placed.sum().clamp(min=1)
+        located = known.any(dim=1)
+        centres = centres - (centres * located[:, None]).sum(dim=0) / located.sum().clamp(min=1)
         centres = F.normalize(centres, dim=1)
     distance = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist").square()
-    chance = torch.zeros_like(distance) if centre else spread * variance
-    return (distance - chance).clamp(min=0.0) * known, chance * known
+    noise = torch.zeros_like(distance) if centre else spread * variance
+    return (distance - noise).clamp(min=0.0) * known, noise * known
 
 
-def spread_within(places: Places) -> tuple[Tensor, Tensor]:
-    """The Cholesky factor of the spread within classes, a little rounder than it was seen, and how large the spread is
-    against itself.
+def within_class_spread(geometry: ClassGeometry) -> tuple[Tensor, Tensor]:
+    """Cholesky factor of the shrunk within-class covariance [F, F], and the spread v in whitened space (scalar).
 
-    That is ``u = trace(A S)``, the directions that the inverse A leaves; but A was made of the same images as S and
-    fits it too well, so that ``v = u / (1 − u / freedom)``, as in generalised cross-validation. With ten times as many
-    images as features that is a tenth more, with as many it is tens of times u.
+    With S the covariance and A the inverse of the shrunk one, ``u = trace(A S)`` is the effective number of
+    directions. A is estimated from the same images as S, so u is too small. The correction ``v = u / (1 − u / df)`` is
+    that of generalised cross-validation: 10 % with ten times as many images as features, and tens of times u with as
+    many images as features.
     """
-    within = places.within
-    round_part = (SHRINKAGE * within.diagonal().mean()).clamp(min=1e-9)
-    factor = torch.linalg.cholesky(within + torch.diag(round_part.expand(len(within))))
+    within = geometry.within
+    ridge = (SHRINKAGE * within.diagonal().mean()).clamp(min=1e-9)
+    factor = torch.linalg.cholesky(within + torch.diag(ridge.expand(len(within))))
     directions = torch.cholesky_solve(within, factor).trace()
-    return factor, directions / (1.0 - directions / places.freedom).clamp(min=1e-6)
+    return factor, directions / (1.0 - directions / geometry.degrees_of_freedom).clamp(min=1e-6)
 
 
-def at_mean_one(distance: Tensor, known: Tensor) -> Tensor:
+def scale_to_unit_mean(distance: Tensor, known: Tensor) -> Tensor:
+    """Distances [K, K], zero where not ``known``, divided by the mean of the known ones."""
     mean = distance.sum() / known.sum().clamp(min=1)
     return distance / torch.where(mean > 0, mean, 1.0)
+
+
+def check_freeze_ratio(freeze_ratio: float, usual: str) -> float:
+    """``freeze_ratio`` if it lies in [0, 1), else an InputError."""
+    if not 0.0 <= freeze_ratio < 1.0:
+        raise InputError(
+            "freeze_ratio, the fraction of its maximum below which structure counts as lost, must lie in [0, 1), got "
+            f"{freeze_ratio}. Usual is {usual}; 0 never freezes."
+        )
+    return freeze_ratio

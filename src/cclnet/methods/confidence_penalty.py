@@ -1,16 +1,12 @@
-"""The confidence penalty (Pereyra et al. 2017): predictions of low entropy cost something."""
+"""The confidence penalty (Pereyra et al. 2017): a penalty on predictions with low entropy."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.errors import InputError
-from cclnet.head import check_labels
-from cclnet.methods.base import Classes, Loss, Method
+from cclnet.methods.base import Classes, Loss, Method, check_weight
 
 
 class ConfidencePenalty(Method):
@@ -18,12 +14,10 @@ class ConfidencePenalty(Method):
 
     def __init__(self, classes: Classes, beta: float = 0.1) -> None:
         super().__init__(classes)
-        if not 0.0 <= beta < math.inf:
-            raise InputError(f"beta, the weight of the entropy, must not be negative, got {beta}. Usual is 0.1.")
-        self.beta = beta
+        self.beta = check_weight("beta", beta, "the weight of the entropy", "Usual is 0.1.")
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
-        check_labels(labels, len(logits), self.classes.num_classes)
+        self.check_labels(logits, labels)
         return Loss.of(
             cross_entropy=functional.cross_entropy(logits, labels, weight),
             confidence_penalty=-self.beta * entropy(logits, weight),
@@ -32,8 +26,9 @@ class ConfidencePenalty(Method):
 
 @functional.full_precision
 def entropy(logits: Tensor, weight: Tensor | None = None) -> Tensor:
-    """``H(p) = −Σ_k p_k log p_k`` with ``p = softmax(z)``, mean over the batch: [N, K] → scalar; ``weight`` [N]
-    weighs the samples.
+    """``H(p) = −Σ_k p_k log p_k`` with ``p = softmax(z)``, mean over the batch: [N, K] → scalar.
+
+    ``weight`` [N] weights the images.
 
     >>> entropy(torch.zeros(1, 4))
     tensor(1.3863)

@@ -1,16 +1,12 @@
-"""Focal loss (Lin et al. 2017; Mukhoti et al. 2020 for calibration): what is sure already counts less."""
+"""Focal loss (Lin et al. 2017; Mukhoti et al. 2020 for calibration): confident correct predictions count less."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.errors import InputError
-from cclnet.head import check_labels
-from cclnet.methods.base import Classes, Loss, Method
+from cclnet.methods.base import Classes, Loss, Method, check_weight
 
 
 class Focal(Method):
@@ -18,26 +14,24 @@ class Focal(Method):
 
     def __init__(self, classes: Classes, gamma: float = 3.0) -> None:
         super().__init__(classes)
-        if not 0.0 <= gamma < math.inf:
-            raise InputError(f"gamma must not be negative, got {gamma}. Usual is 2 or 3; 0 is cross entropy.")
-        self.gamma = gamma
+        self.gamma = check_weight("gamma", gamma, "the focusing exponent", "Usual is 2 or 3; 0 is cross entropy.")
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
-        check_labels(labels, len(logits), self.classes.num_classes)
+        self.check_labels(logits, labels)
         return Loss.of(focal=focal_loss(logits, labels, self.gamma, weight))
 
 
 @functional.full_precision
 def focal_loss(logits: Tensor, labels: Tensor, gamma: float = 3.0, weight: Tensor | None = None) -> Tensor:
-    """``−Σ_k y_k (1 − p_k)^γ log p_k``, mean over the batch: logits [N, K], class indices [N] or class weights
-    [N, K] → scalar; ``weight`` [N] weighs the samples.
+    """``−Σ_k y_k (1 − p_k)^γ log p_k``, mean over the batch → scalar.
 
-    The power is taken of ``log(1 − p)``, which stays finite where p rounds to one: no gradient is NaN for γ < 1.
+    Logits [N, K]; labels are class indices [N] or class weights [N, K]; ``weight`` [N] weights the images. The power is
+    computed from ``log(1 − p)``, which stays finite where p rounds to one, so no gradient is NaN for γ < 1.
 
     >>> focal_loss(torch.zeros(1, 2), torch.tensor([0]), gamma=1.0)
     tensor(0.3466)
     """
-    own = torch.eye(logits.shape[1], dtype=logits.dtype, device=logits.device)
+    eye = torch.eye(logits.shape[1], dtype=logits.dtype, device=logits.device)
     focus = (gamma * functional.log_complement(logits)).exp()
-    losses = -(functional.rows_of(own, labels) * focus * torch.log_softmax(logits, dim=1)).sum(dim=1)
+    losses = -(functional.rows_of(eye, labels) * focus * torch.log_softmax(logits, dim=1)).sum(dim=1)
     return functional.batch_mean(losses, weight)

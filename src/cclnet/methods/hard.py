@@ -1,4 +1,4 @@
-"""Hard labels: the cross entropy everyone starts from."""
+"""Hard labels: cross entropy, and binary cross entropy for several labels per image. The baselines."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import torch
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.functional import binary_cross_entropy, marks_of
-from cclnet.head import check_labels
 from cclnet.methods.base import Loss, Method
 
 
 class Hard(Method):
     """``L = CE(q, y)``."""
 
+    baseline = True
+
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
-        check_labels(labels, len(logits), self.classes.num_classes)
+        self.check_labels(logits, labels)
         return Loss.of(cross_entropy=functional.cross_entropy(logits, labels, weight))
 
     def soft_labels(self) -> Tensor:
         return torch.eye(self.classes.num_classes)
 
 
-# Hard labels, several at once: binary cross entropy, the baseline of multi-label comparisons.
-
-
 class BinaryCrossEntropy(Method):
-    """``L = BCE(q, m)``, a mean over the classes."""
+    """``L = BCE(q, m)`` for multi-hot targets m, mean over the classes."""
 
     multilabel = True
+    baseline = True
+    single_label_counterpart = "hard"
+    card = "bce.md"
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
-        marks = marks_of(labels, len(logits), self.classes.num_classes)
-        return Loss.of(binary_cross_entropy=binary_cross_entropy(logits, marks, weight))
+        targets = functional.multi_hot_targets(labels, len(logits), self.classes.num_classes)
+        return Loss.of(binary_cross_entropy=functional.binary_cross_entropy(logits, targets, weight))

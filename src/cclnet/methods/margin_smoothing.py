@@ -1,16 +1,13 @@
-"""Margin-based label smoothing (Liu et al. 2022): logits may part, but only so far."""
+"""Margin-based label smoothing (Liu et al. 2022): a penalty on logit differences above a margin."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
 from cclnet import functional
 from cclnet.errors import InputError
-from cclnet.head import check_labels
-from cclnet.methods.base import Classes, Loss, Method
+from cclnet.methods.base import Classes, Loss, Method, check_weight
 
 
 class MarginSmoothing(Method):
@@ -18,15 +15,13 @@ class MarginSmoothing(Method):
 
     def __init__(self, classes: Classes, alpha: float = 0.1, margin: float = 10.0) -> None:
         super().__init__(classes)
-        if not 0.0 <= alpha < math.inf:
-            raise InputError(f"alpha, the weight of the penalty, must not be negative, got {alpha}. Usual is 0.1.")
+        self.alpha = check_weight("alpha", alpha, "the weight of the penalty", "Usual is 0.1.")
         if not margin >= 0.0:
             raise InputError(f"margin, a difference of logits, must not be negative, got {margin}. Usual is 10.")
-        self.alpha = alpha
         self.margin = margin
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
-        check_labels(labels, len(logits), self.classes.num_classes)
+        self.check_labels(logits, labels)
         return Loss.of(
             cross_entropy=functional.cross_entropy(logits, labels, weight),
             margin=self.alpha * margin_penalty(logits, self.margin, weight),
@@ -35,8 +30,9 @@ class MarginSmoothing(Method):
 
 @functional.full_precision
 def margin_penalty(logits: Tensor, margin: float = 10.0, weight: Tensor | None = None) -> Tensor:
-    """``1/K Σ_k relu(max_j z_j − z_k − m)``, mean over the batch: [N, K] → scalar. The maximum carries
-    gradient. ``weight`` [N] weighs the samples.
+    """``1/K Σ_k relu(max_j z_j − z_k − m)``, mean over the batch: [N, K] → scalar.
+
+    The maximum carries gradient. ``weight`` [N] weights the images.
 
     >>> margin_penalty(torch.tensor([[14.0, 2.0]]))
     tensor(1.)

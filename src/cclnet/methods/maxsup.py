@@ -1,15 +1,11 @@
-"""MaxSup (Zhou et al. 2025): label smoothing's pull, on the largest logit instead of the right one."""
+"""MaxSup (Zhou et al. 2025): the penalty of label smoothing, on the largest logit instead of the correct one."""
 
 from __future__ import annotations
-
-import math
 
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.errors import InputError
-from cclnet.head import check_labels
-from cclnet.methods.base import Classes, Loss, Method
+from cclnet.methods.base import Classes, Loss, Method, check_weight
 
 
 class MaxSup(Method):
@@ -17,12 +13,10 @@ class MaxSup(Method):
 
     def __init__(self, classes: Classes, alpha: float = 0.1) -> None:
         super().__init__(classes)
-        if not 0.0 <= alpha < math.inf:
-            raise InputError(f"alpha, the weight of the penalty, must not be negative, got {alpha}. Usual is 0.1.")
-        self.alpha = alpha
+        self.alpha = check_weight("alpha", alpha, "the weight of the penalty", "Usual is 0.1.")
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
-        check_labels(labels, len(logits), self.classes.num_classes)
+        self.check_labels(logits, labels)
         return Loss.of(
             cross_entropy=functional.cross_entropy(logits, labels, weight),
             max_suppression=self.alpha * max_suppression(logits, weight),
@@ -31,8 +25,9 @@ class MaxSup(Method):
 
 @functional.full_precision
 def max_suppression(logits: Tensor, weight: Tensor | None = None) -> Tensor:
-    """``max_k z_k − 1/K Σ_k z_k``, mean over the batch: [N, K] → scalar. The maximum carries gradient.
-    ``weight`` [N] weighs the samples.
+    """``max_k z_k − 1/K Σ_k z_k``, mean over the batch: [N, K] → scalar.
+
+    The maximum carries gradient. ``weight`` [N] weights the images.
 
     >>> import torch
     >>> max_suppression(torch.tensor([[3.0, 1.0, -1.0]]))

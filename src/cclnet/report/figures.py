@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
 
@@ -167,9 +168,6 @@ class Chart:
 
 Records = Sequence[Mapping[str, Any]]
 
-# What an epoch's record holds beside the terms of its loss.
-NOT_A_TERM = {"epoch", "loss", "softness", "frozen", "structure", "lr", "lr_method", "seconds", "images_per_second",
-              "classes_never_right"}  # fmt: skip
 STYLES = tuple(f"s{i}" for i in range(1, 7))  # colours and dashes of page.css
 
 
@@ -250,9 +248,10 @@ def training_curves(records: Records, collapse: float | None) -> list[Figure]:
 
 
 def loss_terms(records: Records) -> list[str]:
-    """Names of the terms, in the order of the file."""
-    names = dict.fromkeys(name for record in records for name in record)
-    terms = [name for name in names if name not in NOT_A_TERM and not name.startswith("val_")]
+    """Names of the loss terms: the keys between "loss" and "lr". Older runs have diagnostics there, softness first."""
+    names = list(dict.fromkeys(name for record in records for name in record))
+    after_loss = names[names.index("loss") + 1 :] if "loss" in names else []
+    terms = list(takewhile(lambda name: name not in ("softness", "lr") and not name.startswith("val_"), after_loss))
     return terms[: len(STYLES)] if len(terms) > 1 else []  # a single term is the loss itself
 
 

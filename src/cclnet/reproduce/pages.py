@@ -158,7 +158,7 @@ def documents(root: Path, results: Path) -> dict[Path, str]:
     structure, *scored = tables["looks"]
     blocks["looks"], blocks["looks scores"] = in_markdown([structure]), in_markdown(scored)
     wanted = {
-        "docs/looks.md": {"looks": blocks.pop("looks")},
+        "docs/similarity.md": {"looks": blocks.pop("looks")},
         "docs/using.md": {name: blocks.pop(name) for name in ("looks scores", "tune-looks", "uses")},
         "docs/reproduce.md": {**blocks, "runs": runs_in_words(found)},
         "README.md": {"table1": markdown(short)},

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
 from cclnet.evaluation.compare import compare, compared_scores
 from cclnet.files import make_folder
-from cclnet.methods import METHODS, Classes, build_method, check_method_fits, method_settings, methods_for
+from cclnet.methods import METHODS, Classes, build_method, check_method_fits, method_class, method_settings, methods_for
 from cclnet.report import write_comparison
 from cclnet.report.comparison import comparison_table
 from cclnet.report.text import count_text
@@ -26,9 +25,6 @@ from cclnet.sweep.local import Log, Outcome, Show, run_jobs
 from cclnet.training.setup import open_table
 
 # Who takes part in a comparison of methods: those named, or all that fit the data.
-
-
-NEED_ORDER = ("ordinal",)
 
 
 @dataclass(frozen=True)
@@ -85,15 +81,17 @@ def parse_contestants(text: str) -> list[Contestant]:
     return made
 
 
-def all_that_fit(table: ImageTable) -> tuple[list[Contestant], list[str]]:
+def all_that_fit(table: ImageTable, classes_balanced: bool = False) -> tuple[list[Contestant], list[str]]:
     """Every method that makes sense on the data, and why others with the same kind of labels do not, in words."""
     fitting, reasons = [], []
     seen: dict[tuple[object, str], str] = {}
     for name in methods_for(table.multilabel):
-        factory = METHODS[name]
-        what = (factory.func if isinstance(factory, partial) else factory, repr(sorted(method_settings(name).items())))
-        if name in NEED_ORDER:
+        kind = method_class(name)
+        what = (kind, repr(sorted(method_settings(name).items())))
+        if kind.needs_order:
             reasons.append(f"{name}: for classes that have an order; name it in --methods if these have")
+        elif kind.balances_classes and classes_balanced:
+            reasons.append(f"{name}: it balances the classes itself; class_weights or balanced_sampling is on")
         elif what in seen:
             reasons.append(f"{name}: the same as {seen[what]}")
         else:
@@ -102,13 +100,13 @@ def all_that_fit(table: ImageTable) -> tuple[list[Contestant], list[str]]:
     return fitting, reasons
 
 
-def check_contestants(contestants: Sequence[Contestant], table: ImageTable) -> None:
+def check_contestants(contestants: Sequence[Contestant], table: ImageTable, classes_balanced: bool = False) -> None:
     """Build every method once as it will be, so that what cannot be is told before anything runs, all at once."""
     classes = Classes(table.num_classes, 8, tuple(table.class_counts().tolist()))
     problems = []
     for contestant in contestants:
         try:
-            check_method_fits(contestant.method, table.multilabel)
+            check_method_fits(contestant.method, table.multilabel, classes_balanced)
             build_method(contestant.method, classes, contestant.settings)
         except InputError as error:
             problems.append(f"\n  - {contestant.label}: {error}")
@@ -116,7 +114,6 @@ def check_contestants(contestants: Sequence[Contestant], table: ImageTable) -> N
         raise InputError(f"these methods cannot take part:{''.join(problems)}")
 
 
-BASELINES = ("hard", "bce")  # what all others are compared with unless told otherwise, where it takes part
 EVERY_PAIR = "all"
 
 
@@ -183,10 +180,11 @@ def _prepare(request: Request, table: ImageTable, console: Console) -> Sequence[
 
     from cclnet.data.cache import decode
 
-    contestants, left_out = (list(request.contestants), []) if request.contestants else all_that_fit(table)
+    balanced = request.settings.class_weights or request.settings.balanced_sampling
+    contestants, left_out = (list(request.contestants), []) if request.contestants else all_that_fit(table, balanced)
     if not contestants:
         raise InputError("there is no method for this kind of labels.")
-    check_contestants([_with_own_settings(request.settings, c) for c in contestants], table)
+    check_contestants([_with_own_settings(request.settings, c) for c in contestants], table, balanced)
     runs = f"{count_text(len(contestants), 'method')}, {count_text(len(request.seeds), 'seed')} each"
     console.print(f"{runs}, {len(table):,} images of {table.num_classes} classes.", highlight=False)
     for reason in left_out:
@@ -222,7 +220,7 @@ def _reference(request: Request, contestants: Sequence[Contestant]) -> str | Non
         return None
     if request.against and request.against not in labels:
         raise unknown("method to compare against", request.against, [*labels, EVERY_PAIR])
-    return request.against or next((name for name in BASELINES if name in labels), labels[0])
+    return request.against or next((c.label for c in contestants if method_class(c.method).baseline), labels[0])
 
 
 def _compare(

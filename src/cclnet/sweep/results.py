@@ -50,6 +50,7 @@ from torch import Tensor
 from cclnet.errors import InputError
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.files import read_json_bz2, write_json_bz2, write_whole
+from cclnet.methods import rename_settings
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.predictions import Floats, Predictions, read_predictions, write_predictions, write_probabilities
 from cclnet.runs.provenance import settings_hash
@@ -200,6 +201,7 @@ def differs_from_run(job: Job, run: RunFolder) -> list[str]:
 
 def _differing_settings(job: Job, kept: Mapping[str, Any], place: Callable[[str], str]) -> list[str]:
     """A setting that the kept ones do not name yet had its default then."""
+    kept = {**kept, "method_settings": rename_settings(kept.get("method_settings", {}))}
     now, then = _flat(_with_paths(job.settings, place)), _flat(_with_paths(Settings(), place)) | _flat(kept)
     names = [name for name in now if name.rpartition(".")[2] not in job.incidental]
     names += [name for name in then if name.startswith("method_settings.") and name not in now]
@@ -224,7 +226,7 @@ def _with_paths(settings: Settings, place: Callable[[str], str]) -> dict[str, An
     for holder, name in ((values, "data"), (values, "weights"), (values, "image_folder"), (values["split"], "file")):
         if holder[name] and not holder[name].startswith("synthetic"):
             holder[name] = place(holder[name])
-    values["method_settings"] = in_json(values["method_settings"])
+    values["method_settings"] = in_json(rename_settings(values["method_settings"]))
     return values
 
 

@@ -209,9 +209,9 @@ class Training:
         seconds = time.monotonic() - self._epoch_began
         means = (sums / self.steps).tolist()
         record: dict[str, Any] = {"epoch": self.epoch + 1, **dict(zip(self.step.terms, means, strict=True))}
-        record.update(self.network.method.end_epoch())
         rates = [group["lr"] for group in self.optimizer.param_groups]
         record.update(zip(("lr", "lr_method"), rates, strict=False))
+        record.update(self.network.method.end_epoch())  # after lr: the report reads the keys before it as loss terms
         record.update(seconds=seconds, images_per_second=self._images_seen() / seconds)
         self.epoch, self.steps, self.sums = self.epoch + 1, 0, None
         if self.epoch % self.settings.validate_every == 0 or self.epoch == self.settings.epochs:

@@ -245,7 +245,8 @@ def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric) -> Prepared
     """Read the table, split it (or take the split of the run that is resumed), decode it once."""
     with fabric.rank_zero_first():  # the others find the split and the decoded images made
         table = open_table(settings)
-        check_method_fits(settings.method, table.multilabel)  # before anything is decoded
+        balanced = settings.class_weights or settings.balanced_sampling
+        check_method_fits(settings.method, table.multilabel, balanced)  # before anything is decoded
         if run.split.exists():
             parts = read_split(run.split, table)
         else:
