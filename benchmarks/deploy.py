@@ -32,11 +32,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from cclnet.deploy.description import Description, read_description
 from PIL import Image
 
 from cclnet.data.parallel import available_cores
 from cclnet.data.synthetic import SyntheticSettings, synthetic
-from cclnet.deploy.description import Description, read_description
 from cclnet.deploy.engines import Engine, OnnxEngine, TorchEngine
 from cclnet.deploy.export import onnx_program
 from cclnet.deploy.model import Model

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from cclnet.runs.soft_labels import read_soft_labels
 
 from cclnet.data.sources import open_data
 from cclnet.data.split import read_split
@@ -32,7 +33,6 @@ from cclnet.evaluation.similarity import agreement
 from cclnet.files import write_whole
 from cclnet.runs.predictions import read_predictions
 from cclnet.runs.provenance import versions
-from cclnet.runs.soft_labels import read_soft_labels
 from cclnet.settings import make_settings
 from cclnet.training.loop import train
 

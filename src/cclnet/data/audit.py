@@ -20,10 +20,11 @@ from scipy.fft import dctn
 from cclnet.data.cache import DecodedImages, decode_readable
 from cclnet.data.image_io import UnreadableImage, image_size
 from cclnet.data.parallel import available_cores, counting_images, spread
-from cclnet.data.split import Parts, leaks, make_split
-from cclnet.data.table import SPLITS, ImageTable
+from cclnet.data.split import Parts, make_split
+from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 from cclnet.files import write_whole
+from cclnet.runs.split_file import SPLITS, leaks
 from cclnet.settings import SplitSettings
 
 # Images that are the same, or nearly: by a perceptual hash, over all pairs.

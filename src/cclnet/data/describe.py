@@ -14,7 +14,8 @@ from rich.text import Text
 
 from cclnet.data.image_io import UnreadableImage, brightest_16_bit, image_size
 from cclnet.data.sources.source import listed
-from cclnet.data.table import SPLITS, ImageTable
+from cclnet.data.table import ImageTable
+from cclnet.runs.split_file import SPLITS
 
 SAMPLE = 2000  # headers read at most, evenly over the set; ten thousand take a second, a million would not
 

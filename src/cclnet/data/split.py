@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cclnet.data.table import SPLITS, ImageTable
+from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
-from cclnet.files import write_whole
+from cclnet.runs.split_file import SPLITS, SplitTable, leaks, read_split_file, write_split_file
 from cclnet.settings import SplitSettings
 
 # What a split gives away: groups (lesions, patients) that lie on two sides of it.
 
 
 Texts = npt.NDArray[np.str_]
-
-
-def leaks(
-    parts: Texts, groups: Texts, labels: npt.NDArray[np.integer] | None = None, classes: Sequence[str] = ()
-) -> pd.DataFrame:
-    """For each part but train: how many images belong to a group that also lies in train.
-
-    Returns columns part, class, images, shared, share; one row a part (class "") and, with ``labels`` ([N] indices
-    or [N, K] of zeros and ones), one row a part and class. An empty group is unknown and never shared.
-
-    >>> parts, groups = np.array(["train", "train", "val", "val"]), np.array(["a", "b", "b", "c"])
-    >>> leaks(parts, groups).to_dict("records")
-    [{'split': 'val', 'class': '', 'images': 2, 'shared': 1, 'share': 0.5}]
-    """
-    shared = np.isin(groups, groups[parts == "train"]) & (groups != "")
-    of_class = {"": np.full(len(parts), True)}
-    if labels is not None:
-        for index, name in enumerate(classes):
-            of_class[name] = labels[:, index] > 0 if labels.ndim == 2 else labels == index
-    rows = []
-    for part in (name for name in SPLITS[1:] if name in parts):
-        for name, members in of_class.items():
-            inside = members & (parts == part)
-            images, hit = int(inside.sum()), int((inside & shared).sum())
-            rows.append((part, name, images, hit, hit / images if images else float("nan")))
-    return pd.DataFrame(rows, columns=["split", "class", "images", "shared", "share"])
 
 
 def groups_on_two_sides(parts: Texts, groups: Texts) -> dict[str, list[str]]:
@@ -299,11 +272,8 @@ def _refuse_leaks(parts: Parts, table: ImageTable, settings: SplitSettings, what
 
 def write_split(path: str | Path, table: ImageTable, parts: Parts) -> None:
     """split.csv: image, part, group (where known) and label, for people to read and for :func:`read_split`."""
-    columns = {"image": list(table.names), "split": parts.tolist()}
-    if table.groups is not None:
-        columns["group"] = table.groups.tolist()
-    columns["label"] = _label_names(table)
-    write_whole(path, pd.DataFrame(columns).to_csv(index=False, lineterminator="\n"))
+    labels = np.array(_label_names(table), dtype=np.str_)
+    write_split_file(path, SplitTable(np.array(table.names, dtype=np.str_), parts, table.groups, labels))
 
 
 def _label_names(table: ImageTable) -> list[str]:
@@ -318,17 +288,7 @@ def read_split(path: str | Path, table: ImageTable) -> Parts:
 
     Every image of the table must be in the file once, and no others.
     """
-    try:
-        rows = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-    except (OSError, ValueError) as error:  # pandas' parser errors and undecodable bytes are ValueErrors
-        raise InputError(f"cannot read the split {path}: {error}") from error
-    if "split" not in rows.columns:
-        rows = rows.rename(columns={"part": "split"})  # the name of the column before version 0.2
-    if missing := {"image", "split"} - set(rows.columns):
-        raise InputError(
-            f"{path}: a split has columns image and split; {' and '.join(sorted(missing))} not found among "
-            f"{', '.join(map(str, rows.columns))}."
-        )
+    rows = read_split_file(path).to_frame()
     known, listed = set(table.names), set(rows["image"])
     wrong = rows["split"][~rows["split"].isin(SPLITS)].unique()
     problems = [

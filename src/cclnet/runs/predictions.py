@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cclnet.data.table import SPLITS
 from cclnet.errors import InputError
 from cclnet.files import write_whole
+from cclnet.runs.split_file import SPLITS
 
 Strings = npt.NDArray[np.str_]
 Floats = npt.NDArray[np.float64]
