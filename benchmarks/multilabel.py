@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from cclnet.runs.soft_labels import read_soft_labels
 
 from cclnet.data.sources import open_data
 from cclnet.data.split import read_split
@@ -31,6 +30,7 @@ from cclnet.data.synthetic.several_labels import co_occurrence
 from cclnet.evaluation.metrics import score
 from cclnet.evaluation.similarity import agreement
 from cclnet.files import write_whole
+from cclnet.runs.model import read_soft_labels
 from cclnet.runs.predictions import read_predictions
 from cclnet.runs.provenance import versions
 from cclnet.settings import make_settings
@@ -82,7 +82,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
         result = {**job, "seconds": seconds, "images_tested": len(predictions.images), **score(predictions)[0]}
         result["company_with_similarity"] = agreement(company, truth)
         if course:
-            matrix = read_soft_labels(run / "correlation.csv")[1]
+            matrix = read_soft_labels(run / "soft_labels.csv")[1]
             result.update(
                 with_similarity=agreement(matrix, truth),
                 with_co_occurrence=agreement(matrix, company),

@@ -29,7 +29,7 @@ from cclnet.functional import unsoften
 from cclnet.methods import Classes, build_method
 from cclnet.reproduce.pages import fill_markers
 from cclnet.reproduce.seeds import Result, read_results
-from cclnet.runs.folder import Run, open_run
+from cclnet.runs.folder import OpenedRun, open_run
 from cclnet.runs.predictions import write_predictions
 
 HEADS = [
@@ -52,7 +52,7 @@ def target_of(result: Result) -> Tensor | None:
     return method.hard_share * own + (1.0 - method.hard_share) * labels
 
 
-def scores(run: Run, target: Tensor | None) -> dict[str, float]:
+def scores(run: OpenedRun, target: Tensor | None) -> dict[str, float]:
     """The scores of the columns, of what the run says or of what is left without its target."""
     said = run.predictions.of_split(run.split)
     if target is not None:

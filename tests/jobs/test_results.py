@@ -166,7 +166,7 @@ def test_a_result_without_its_predictions_is_refused(tmp_path: Path) -> None:
         hidden.rename(file)
     shorter = "\n".join(bz2.decompress(table.read_bytes()).decode().splitlines()[:-1])
     table.write_bytes(bz2.compress(shorter.encode()))
-    with pytest.raises(InputError, match="they are not about the same images"):
+    with pytest.raises(InputError, match="they do not belong to the same images"):
         open_run(result.path)
 
 
