@@ -188,7 +188,7 @@ def test_no_held_out_part_no_threshold(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     text = (folder / "predictions.csv").read_text().replace(",val,", ",train,").replace(",test,", ",train,")
     (folder / "predictions.csv").write_text(text)
-    with pytest.raises(InputError, match="names no held-out part"):
+    with pytest.raises(InputError, match="names no held-out split"):
         cclnet.load(folder).threshold(coverage=0.9)
     (folder / "predictions.csv").unlink()
     with pytest.raises(InputError, match=r"holds no predictions.csv"):

@@ -43,7 +43,7 @@ FULL = replace(
     export=ExportInfo(
         "onnx", "model.onnx", ("resize",), ("normalise",), "softmax", None, True, {"images": 8}, {"x": "1"}
     ),
-    extra={"note": "kept", "export": "a name that a field has"},
+    extra={"note": "kept [1,  2]", "export": "a name that a field has"},
 )  # fmt: skip
 CURVE = AbstentionCurve("val", 4, *np.array([[0.8, 0.0], [0.5, 1.0], [0.0, 0.25], [2.0, 3.0]]))
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from cclnet.errors import InputError
 from cclnet.files import make_folder
-from cclnet.runs.folder import PREDICTIONS
+from cclnet.runs.folder import PREDICTIONS, RunFolder
 
 RunOrExport = Annotated[Path, typer.Argument(help="A run folder, or what `cclnet export` wrote.")]
 
@@ -91,7 +91,7 @@ def export(
     console = Console(stderr=True)
     with console.status(f"Exporting to {FORMATS.get(format, format)} and holding it against PyTorch"):
         folder = write_export(run, format, out, licence)
-    if not (run / "scores.json").is_file():
+    if not RunFolder(run).scores.is_file():
         console.print("[yellow]note:[/yellow] the run has not been judged: its card tells no scores, and there may be "
                       "no temperature. `cclnet evaluate` it, then export again.", highlight=False)  # fmt: skip
     console.print(f"{escape(str(folder))}: {FORMATS[format]}, model.json, README.md", highlight=False, soft_wrap=True)

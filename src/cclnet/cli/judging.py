@@ -13,8 +13,8 @@ def evaluate(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Where to write. Default: the run folder, whose model.json then gets the fitted temperature too, or "
-            "the file's. Elsewhere, only scores.json has it: the run is left alone."
+            help="Where to write. Default: the run folder, which then also gets calibration.json with the fitted "
+            "temperature, or the file's. Elsewhere, only scores.json has it: the run is not changed."
         ),
     ] = None,
     data: Annotated[str | None, typer.Option(help="Where the images are, if they have moved since training.")] = None,

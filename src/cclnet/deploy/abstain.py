@@ -66,7 +66,7 @@ def curve_of_run(folder: Path, temperature: float | None) -> AbstentionCurve:
     run = open_run(folder)
     held_out = run.predictions.of_split(run.split)
     if run.split == "all":
-        raise InputError(f"{folder}: predictions.csv names no held-out part (val, test) to choose a threshold on.")
+        raise InputError(f"{folder}: predictions.csv names no held-out split (val, test) to choose a threshold on.")
     right = decisions(held_out) == held_out.labels  # a temperature changes no decision
     if temperature is not None:
         held_out = with_temperature(held_out, temperature)

@@ -17,7 +17,7 @@ from cclnet.deploy.engines import Engine, OnnxEngine, TorchEngine
 from cclnet.deploy.explain import Heat, enlarge, heat_of
 from cclnet.errors import InputError, unknown
 from cclnet.runs.folder import RunFolder
-from cclnet.runs.model import AbstentionCurve, Calibration, ModelDescription, tells_classes_apart
+from cclnet.runs.model import AbstentionCurve, Calibration, ModelDescription, has_similarity
 
 Floats = npt.NDArray[np.float64]
 Pixels = npt.NDArray[np.uint8]
@@ -226,7 +226,7 @@ def load(path: str | Path, device: str = "auto", engine: str = "auto", threads: 
     description, calibration = files.read_model(), files.read_calibration()
     chosen = _choose(there, engine, device)
     soft_labels = files.read_soft_labels(description.classes)
-    if soft_labels is not None and not tells_classes_apart(soft_labels):
+    if soft_labels is not None and not has_similarity(soft_labels):
         soft_labels = None
     started = _start(folder, chosen, there, description, calibration.temperature.value, device, threads)
     return Model(description, started, folder, calibration, soft_labels)

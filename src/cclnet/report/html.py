@@ -37,7 +37,7 @@ from cclnet.report.figures import (
 )
 from cclnet.report.text import count_text, duration_text, interval_text, signed_text, value_text, with_interval
 from cclnet.runs.folder import RunFolder
-from cclnet.runs.model import tells_classes_apart
+from cclnet.runs.model import has_similarity
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "tells_apart": tells_classes_apart,
+        "tells_apart": has_similarity,
         "score": words.score,
         "value": words.value_text,
         "interval": words.interval_text,

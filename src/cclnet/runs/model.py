@@ -389,7 +389,9 @@ def read_calibration_file(path: str | Path) -> Calibration:
 def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write JSON for people to read, rows of numbers on one line each."""
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(path, re.sub(r"\[[\s\d.,e+-]+\]", lambda numbers: " ".join(numbers[0].split()), text) + "\n")
+    # A line break is never inside a string, where JSON escapes it.
+    text = re.sub(r"\[\n[\s\d.,e+-]+\]", lambda numbers: " ".join(numbers[0].split()), text)
+    write_whole(path, text + "\n")
 
 
 def read_json(path: Path, purpose: str = "") -> dict[str, Any]:
@@ -587,11 +589,11 @@ def read_soft_labels(path: str | Path) -> tuple[tuple[str, ...], Floats]:
     return classes, matrix
 
 
-def tells_classes_apart(matrix: npt.ArrayLike) -> bool:
+def has_similarity(matrix: npt.ArrayLike) -> bool:
     """Whether soft labels make some classes more similar than others. Hard labels and label smoothing, uniform or by
     class frequency, give every other class the same share whatever the class: they carry no similarity.
 
-    >>> tells_classes_apart(np.eye(3)), tells_classes_apart([[0.8, 0.2, 0.0], [0.2, 0.8, 0.0], [0.1, 0.1, 0.8]])
+    >>> has_similarity(np.eye(3)), has_similarity([[0.8, 0.2, 0.0], [0.2, 0.8, 0.0], [0.1, 0.1, 0.8]])
     (False, True)
     """
     values = np.array(matrix, dtype=np.float64)
