@@ -24,7 +24,9 @@ from cclnet.runs.predictions import Predictions, read_predictions
 from cclnet.runs.provenance import Commit
 
 OLD_NAMES = {"part": "split", "correlation": "soft_labels"}  # keys before version 0.2
-NEEDED = ("name", "cell", "settings", "scores", "classes", "class_counts", "split")
+NEEDED = {
+    "name": str, "cell": dict, "settings": dict, "scores": dict, "classes": list, "class_counts": list, "split": dict,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -136,10 +138,10 @@ def read_kept_result(path: str | Path) -> KeptResult:
     """Read a NAME.json; the keys of files written before version 0.2 are read too."""
     path = Path(path)
     content = {OLD_NAMES.get(key, key): value for key, value in read_json(path).items()}
-    if missing := [key for key in NEEDED if key not in content]:
+    if missing := [key for key, kind in NEEDED.items() if not isinstance(content.get(key), kind)]:
         raise InputError(
-            f"{path} is not a kept result ({', '.join(missing)} not found). Give a run folder, a predictions.csv, or a "
-            "result of `cclnet compare-methods` or `cclnet reproduce`."
+            f"{path} is not a kept result ({', '.join(missing)} missing or of another type). Give a run folder, a "
+            "predictions.csv, or a result of `cclnet compare-methods` or `cclnet reproduce`."
         )
     known = {f.name for f in dataclasses.fields(KeptResult)} - {"path"}
     values = {key: value for key, value in content.items() if key in known} | {"keys": content["cell"]}
