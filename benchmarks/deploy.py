@@ -36,7 +36,6 @@ from PIL import Image
 
 from cclnet.data.parallel import available_cores
 from cclnet.data.synthetic import SyntheticSettings, synthetic
-from cclnet.deploy.description import Description, read_description
 from cclnet.deploy.engines import Engine, OnnxEngine, TorchEngine
 from cclnet.deploy.export import onnx_program
 from cclnet.deploy.model import Model
@@ -44,11 +43,14 @@ from cclnet.deploy.predict import Inputs, gather, predict, prepared
 from cclnet.deploy.shipped import Shipped, read_shipped
 from cclnet.files import write_whole
 from cclnet.network import TimmClassifier
+from cclnet.runs.folder import RunFolder
+from cclnet.runs.model import ModelDescription
 
 RESULTS = Path(__file__).parents[1] / "results" / "deploy.json"
 PAGE = Path(__file__).parents[1] / "docs" / "deploy.md"
 PAPER = ("resnet18", "mobilenetv2_100", "efficientnet_b0")
 CLASSES = tuple("ABCDEFG")
+TEMPERATURE = 1.3
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -74,7 +76,7 @@ def draw_files(folder: Path, count: int) -> None:
 
 
 @torch.no_grad()
-def fitted(backbone: str, description: Description, pixels: Pixels) -> Shipped:
+def fitted(backbone: str, description: ModelDescription, pixels: Pixels) -> Shipped:
     """Random weights that tell the images apart: norms with the images' own statistics that leave most units alive
     (a deep random network is else chaotic, and rounding grows in it as in no trained one), logits of spread 2."""
     torch.manual_seed(0)
@@ -90,7 +92,7 @@ def fitted(backbone: str, description: Description, pixels: Pixels) -> Shipped:
     linear, logits = model.get_classifier(), model.eval()(images)
     linear.weight.mul_(2 / logits.std(dim=0)[:, None])
     linear.bias.sub_(model(images).mean(dim=0))
-    return Shipped(model, description)
+    return Shipped(model, description, TEMPERATURE)
 
 
 def in_batches(engine: Engine, pixels: Pixels, size: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -172,28 +174,31 @@ def measure_predict(model: Model, inputs: Inputs, batch_size: int, repeats: int)
     }
 
 
-def prepare_network(backbone: str, run: Path | None, inputs: Inputs) -> tuple[Description, Shipped, Pixels]:
+def prepare_network(backbone: str, run: Path | None, inputs: Inputs) -> tuple[ModelDescription, Shipped, Pixels]:
     """The network of a run, or a random one, and the prepared images."""
     if run is None:
         mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-        description = Description(backbone, CLASSES, False, 256, (224, 224), mean, std, 1.3, {})
+        description = ModelDescription(backbone, CLASSES, False, 256, (224, 224), mean, std)
     else:
-        description = read_description(run / "model.json")
+        description = RunFolder(run).read_model()
     chunks = prepared(description, inputs, 32, available_cores())
     pixels = np.concatenate([chunk.pixels for chunk in chunks])
     if run is None:
         return description, fitted(backbone, description, pixels[:64]), pixels
-    return description, read_shipped(run / "model.safetensors", description), pixels
+    return description, read_shipped(run / "model.safetensors", description, TEMPERATURE), pixels
 
 
 def measure(given: argparse.Namespace, every: Inputs) -> dict[str, Any]:
-    runs = {read_description(run / "model.json").backbone: run for run in given.runs}
+    runs = {RunFolder(run).read_model().backbone: run for run in given.runs}
     rows: list[dict[str, Any]] = []
     predicting: dict[str, Any] = {}
     for backbone in given.backbones:
         inputs = Inputs(every.names[: given.count], every.images[: given.count])
         description, shipped, pixels = prepare_network(backbone, runs.get(backbone), inputs)
-        engines = TorchEngine(shipped, "cpu"), OnnxEngine(onnx_program(shipped, description), description, "cpu")
+        engines = (
+            TorchEngine(shipped, "cpu"),
+            OnnxEngine(onnx_program(shipped, description, TEMPERATURE), description, TEMPERATURE, "cpu"),
+        )
         row = {
             "backbone": backbone,
             "weights": "trained" if backbone in runs else "random",

@@ -26,7 +26,7 @@ SETTINGS = [
     "lr_ccl=.01", "augment.crop=28", "method_settings.widths=[16, 8]", "method_settings.patience=3", "ema=.9",
     "deterministic=true",
 ]  # fmt: skip
-COMPARED = ("model.safetensors", "predictions.csv", "correlation.csv")
+COMPARED = ("model.safetensors", "predictions.csv", "soft_labels.csv")
 
 
 def start(arguments: list[str], folder: Path) -> subprocess.Popen[bytes]:

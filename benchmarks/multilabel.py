@@ -30,9 +30,9 @@ from cclnet.data.synthetic.multilabel import co_occurrence
 from cclnet.evaluation.metrics import score
 from cclnet.evaluation.similarity import agreement
 from cclnet.files import write_whole
+from cclnet.runs.model import read_soft_labels
 from cclnet.runs.predictions import read_predictions
 from cclnet.runs.provenance import versions
-from cclnet.runs.soft_labels import read_soft_labels
 from cclnet.settings import make_settings
 from cclnet.training.loop import train
 
@@ -82,7 +82,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
         result = {**job, "seconds": seconds, "images_tested": len(predictions.images), **score(predictions)[0]}
         result["company_with_similarity"] = agreement(company, truth)
         if course:
-            matrix = read_soft_labels(run / "correlation.csv")[1]
+            matrix = read_soft_labels(run / "soft_labels.csv")[1]
             result.update(
                 with_similarity=agreement(matrix, truth),
                 with_co_occurrence=agreement(matrix, company),

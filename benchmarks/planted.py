@@ -85,7 +85,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         train(settings, Path(scratch) / "run", accelerator=job["accelerator"], progress=False, on_epoch=look)
         said = open_run(Path(scratch) / "run").predictions
-        matrix = np.loadtxt(Path(scratch) / "run" / "correlation.csv", delimiter=",", skiprows=1, usecols=range(1, 8))
+        matrix = np.loadtxt(Path(scratch) / "run" / "soft_labels.csv", delimiter=",", skiprows=1, usecols=range(1, 8))
     held = [epoch for epoch, record in enumerate(course, start=1) if record["frozen"]]
     return {
         "job": job,

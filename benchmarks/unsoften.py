@@ -29,7 +29,7 @@ from cclnet.functional import unsoften
 from cclnet.methods import Classes, build_method
 from cclnet.reproduce.pages import fill_markers
 from cclnet.reproduce.seeds import Result, read_results
-from cclnet.runs.folder import Run, open_run
+from cclnet.runs.folder import OpenedRun, open_run
 from cclnet.runs.predictions import write_predictions
 
 HEADS = [
@@ -41,19 +41,18 @@ EPSILONS = (0.0, 0.1, 0.3, 0.5, 0.5228, 0.55, 0.6, 0.61, 0.62, 0.63, 0.65)
 
 def target_of(result: Result) -> Tensor | None:
     """What the run was trained towards at its end, [K, K]; None for hard labels."""
-    content = result.content
-    settings = content["settings"]
-    classes = Classes(len(content["classes"]), 8, tuple(content["class_counts"]))
+    settings = result.settings
+    classes = Classes(len(result.classes), 8, tuple(result.class_counts))
     method = build_method(settings["method"], classes, settings["method_settings"])
     own = torch.eye(classes.num_classes, dtype=torch.float64)
-    if content["correlation"] is None:
+    if result.soft_labels is None:
         fixed = method.target()
         return None if fixed is None or torch.equal(fixed.double(), own) else fixed
-    labels = torch.tensor(content["correlation"], dtype=torch.float64)
+    labels = torch.tensor(result.soft_labels, dtype=torch.float64)
     return method.hard_share * own + (1.0 - method.hard_share) * labels
 
 
-def scores(run: Run, target: Tensor | None) -> dict[str, float]:
+def scores(run: OpenedRun, target: Tensor | None) -> dict[str, float]:
     """The scores of the columns, of what the run says or of what is left without its target."""
     said = run.predictions.of_split(run.split)
     if target is not None:
@@ -83,7 +82,7 @@ def prior_readings(result: Result) -> str:
     assert target is not None
     said = run.predictions.of_split(run.split)
     left = unsoften(torch.tensor(said.probabilities), target.double()).numpy()
-    prior = np.array(result.content["class_counts"]) / sum(result.content["class_counts"])
+    prior = np.array(result.class_counts) / sum(result.class_counts)
     lines = ["| ε of the label | accuracy | F1 | kappa |", "|--:|--:|--:|--:|"]
     for epsilon in EPSILONS:
         scored = score(replace(said, probabilities=(1 - epsilon) * left + epsilon * prior))[0]
@@ -103,7 +102,7 @@ def main() -> None:
             continue
         run, target = open_run(result.path), target_of(result)
         left = None if target is None else scores(run, target)
-        rows.append({"run": result.content["name"], "said": scores(run, None), "unsoftened": left})
+        rows.append({"run": result.name, "said": scores(run, None), "unsoftened": left})
         print(table(rows[-1:]).splitlines()[-1], flush=True)
     write_json_bz2(given.out.with_suffix(".json.bz2"), rows)
     write_whole(given.out.with_suffix(".md"), table(rows))

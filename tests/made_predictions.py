@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from cclnet.runs.model import write_soft_labels
 from cclnet.runs.predictions import Predictions, write_predictions
-from cclnet.runs.soft_labels import write_soft_labels
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
 
@@ -97,6 +97,7 @@ def write_run(
     write_predictions(folder / "predictions.csv", predictions)
     known = {
         "format": 1, "backbone": "resnet18", "method": method, "method_settings": {}, "temperature": None,
+        "short_side": 256, "crop": [224, 224], "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225],
         "classes": list(predictions.classes), "multilabel": predictions.multilabel,
         "class_counts": [10 * (k + 1) for k in range(predictions.num_classes)], "trained": {"seed": seed},
     }  # fmt: skip
@@ -105,5 +106,5 @@ def write_run(
     if split is not None:
         (folder / "split.csv").write_text(split)
     if matrix is not None:
-        write_soft_labels(folder / "correlation.csv", predictions.classes, matrix)
+        write_soft_labels(folder / "soft_labels.csv", predictions.classes, matrix)
     return folder

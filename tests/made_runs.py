@@ -11,10 +11,11 @@ import numpy as np
 from cclnet.data.split import write_split
 from cclnet.data.table import ImageTable
 from cclnet.runs.folder import RunFolder
+from cclnet.runs.kept_result import KeptResult
 from cclnet.runs.predictions import Predictions, write_predictions
 from cclnet.settings import Settings, in_json
 from cclnet.sweep.cells import Job
-from cclnet.sweep.results import Result, keep_result
+from cclnet.sweep.results import keep_result
 
 CLASSES = ("MEL", "NV", "BCC")
 VAL, TRAIN = 60, 60
@@ -41,7 +42,7 @@ def made_run(folder: Path, job: Job, wrong: int, softness: list[float] | None = 
         Predictions(np.array(names[:VAL]), labels[:VAL], p, CLASSES, groups[:VAL], parts[:VAL]),
     )
     softness = softness if softness is not None else ([0.5, 0.45, 0.46] if settings.method == "ccl" else None)
-    run.write_metrics(_records(softness, frozen))
+    run.write_history(_records(softness, frozen))
     _describe(run, settings)
     if softness:
         import torch
@@ -50,7 +51,7 @@ def made_run(folder: Path, job: Job, wrong: int, softness: list[float] | None = 
         tilt = 0.1 * off * torch.tensor([[0.0, 1, -1], [-1, 0, 1], [1, -1, 0]])
         matrix = torch.full((3, 3), off) + tilt
         matrix.fill_diagonal_(softness[-1])
-        run.write_soft_labels(matrix, CLASSES)
+        run.write_soft_labels(CLASSES, matrix.double().numpy())
     return run.path
 
 
@@ -68,6 +69,7 @@ def _describe(run: RunFolder, settings: Settings) -> None:
     description = {
         "format": 1, "backbone": settings.backbone, "method": settings.method, "classes": list(CLASSES),
         "method_settings": in_json(settings.method_settings),
+        "short_side": 256, "crop": [224, 224], "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225],
         "multilabel": False, "temperature": None, "collapse_softness": 0.5, "class_counts": [10, 40, 10],
         "trained": {"seed": settings.seed, "epochs": settings.epochs, "of_epochs": settings.epochs, "seconds": 61.23,
                     "device": "a made GPU",
@@ -76,12 +78,12 @@ def _describe(run: RunFolder, settings: Settings) -> None:
     run.model.write_text(json.dumps(description))
 
 
-def kept(folder: Path, job: Job) -> Result:
+def kept(folder: Path, job: Job) -> KeptResult:
     """The result of a run in ``folder / "runs"``, in ``folder / "results"``."""
     return keep_result(job, folder / "runs" / job.name, folder / "results" / job.shelf / f"{job.name}.json")
 
 
-def made_result(folder: Path, job: Job, wrong: int, **more: Any) -> Result:
+def made_result(folder: Path, job: Job, wrong: int, **more: Any) -> KeptResult:
     """Such a run and its result."""
     made_run(folder / "runs", job, wrong, **more)
     return kept(folder, job)

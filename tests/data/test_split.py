@@ -260,7 +260,7 @@ def test_a_file_that_does_not_fit_names_all_that_is_wrong(tmp_path):
 
 def test_a_file_without_its_columns(tmp_path):
     (tmp_path / "split.csv").write_text("name,fold\na,1\n")
-    with pytest.raises(InputError, match="image and split not found among name, fold"):
+    with pytest.raises(InputError, match="no column image and split; found name, fold"):
         read_split(tmp_path / "split.csv", table_of([0]))
 
 

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from fastapi import FastAPI
 from PIL import Image
 
-from cclnet.deploy.description import Description
 from cclnet.deploy.model import Model
 from cclnet.deploy.serve.app import create_app
 from cclnet.deploy.serve.limits import Limits
@@ -26,10 +25,11 @@ from cclnet.deploy.serve.nursery import Nursery
 from cclnet.deploy.serve.server import listen, make_server
 from cclnet.deploy.serve.service import ServeSettings
 from cclnet.errors import InputError
+from cclnet.runs.model import Calibration, FittedTemperature, ModelDescription, TrainedInfo
 
 COLOURS = ("red", "green", "blue")
 SOFT_LABELS = np.array([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.15, 0.25, 0.6]])
-DESCRIPTION = Description(
+DESCRIPTION = ModelDescription(
     backbone="colours",
     classes=COLOURS,
     multilabel=False,
@@ -37,9 +37,10 @@ DESCRIPTION = Description(
     crop=(16, 16),
     mean=(0.0, 0.0, 0.0),
     std=(1.0, 1.0, 1.0),
-    temperature=1.5,
-    info={"format": 1, "method": "ccl", "trained": {"images": 30, "data": "/home/someone/secret"}},
+    method="ccl",
+    trained=TrainedInfo(images=30, data="/home/someone/secret"),
 )
+CALIBRATION = Calibration(FittedTemperature(1.5))
 LIMITS = Limits(upload_bytes=2**20, pixels=2_000_000, seconds=20.0)
 
 
@@ -67,7 +68,7 @@ def colour_model(folder: Path, **changes: Any) -> Model:
     maps = changes.pop("maps", True)
     description = replace(DESCRIPTION, **changes)
     engine = ColourEngine(description.multilabel, maps)
-    return Model(description, engine, folder, None if changes.get("soft") is False else SOFT_LABELS)
+    return Model(description, engine, folder, CALIBRATION, None if changes.get("soft") is False else SOFT_LABELS)
 
 
 def image_bytes(colour: Any = (200, 20, 10), size: tuple[int, int] = (40, 30), kind: str = "PNG", **how: Any) -> bytes:

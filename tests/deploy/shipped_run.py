@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from cclnet.deploy.export import check_images
 from cclnet.network import TimmClassifier
+from cclnet.runs.model import write_soft_labels
 from cclnet.runs.predictions import Predictions, write_predictions
-from cclnet.runs.soft_labels import write_soft_labels
 from made_predictions import several_labels, single_label
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -61,7 +61,7 @@ def write_run(
     (folder / "model.json").write_text(json.dumps(description))
     (folder / "settings.toml").write_text(SETTINGS.format(backbone=backbone, crop=crop))
     matrix = np.array([[0.6, 0.2, 0.15, 0.05], [0.1, 0.7, 0.1, 0.1], [0.3, 0.05, 0.6, 0.05], [0.1, 0.2, 0.1, 0.6]])
-    write_soft_labels(folder / "correlation.csv", CLASSES, matrix)
+    write_soft_labels(folder / "soft_labels.csv", CLASSES, matrix)
     made = several_labels(200) if multilabel else single_label(200, groups=80)
     parts = np.array(["val"] * 150 + ["test"] * 50)
     write_predictions(

@@ -15,9 +15,10 @@ from shipped_run import write_run
 
 import cclnet
 from cclnet import InputError
-from cclnet.deploy.abstain import confidence, curve_from_json, curve_of_run, measure_curve
+from cclnet.deploy.abstain import confidence, curve_of_run, measure_curve
 from cclnet.evaluation.calibration import risk_coverage, with_temperature
 from cclnet.evaluation.statistics import independent_images
+from cclnet.runs.model import curve_from_json
 from cclnet.runs.predictions import read_predictions
 
 # Ten images: sureness falls from 1.0 by tenths; the third and the last two are wrong.
@@ -80,7 +81,7 @@ def test_what_is_promised_is_kept_whatever_the_engine_rounds(noise: float) -> No
     rng = np.random.default_rng(0)
     sure = np.concatenate([rng.random(60), 1 - 1e-8 * rng.random(40)])  # many are as sure as can be
     curve = measure_curve(sure, np.ones(100, bool), "val")
-    again = curve_from_json(json.loads(json.dumps(curve.to_json())), Path("model.json"))
+    again = curve_from_json(json.loads(json.dumps(curve.to_json())), Path("calibration.json"))
     said = (sure + noise * rng.choice((-1, 1), 100)).astype(np.float32)
     for coverage in np.arange(0.02, 1.01, 0.02):
         assert (said >= again.threshold[again.at(coverage=coverage)]).mean() >= coverage - 1e-9
@@ -98,7 +99,7 @@ def test_a_long_curve_is_thinned_and_still_ends_at_everything() -> None:
 
 def test_in_words() -> None:
     assert TEN.in_words(TEN.at(coverage=0.8)) == (
-        "abstains below a confidence of 0.25: of 10 images of part 'val' that keeps 80.0%, of which 12.5% are wrong "
+        "abstains below a confidence of 0.25: of 10 images of split 'val' that keeps 80.0%, of which 12.5% are wrong "
         "(95% interval 2.2% to 47.1%)"
     )
 
@@ -109,7 +110,7 @@ def test_images_of_one_patient_do_not_count_as_many() -> None:
     right = patients >= 2
     sure = np.random.default_rng(0).random(1000)
     curve = measure_curve(sure, right, "val", patients)
-    again = curve_from_json(json.loads(json.dumps(curve.to_json())), Path("model.json"))
+    again = curve_from_json(json.loads(json.dumps(curve.to_json())), Path("calibration.json"))
     for own in (curve, again):
         assert own.in_words(own.at(coverage=1.0)).endswith(
             "20.0% are wrong (95% interval 5.7% to 51.0% over patients or lesions)"
@@ -163,7 +164,7 @@ def test_a_risk_out_of_reach_says_what_is_in_reach() -> None:
 
 
 def test_to_json_and_back() -> None:
-    again = curve_from_json(TEN.to_json(), Path("model.json"))
+    again = curve_from_json(TEN.to_json(), Path("calibration.json"))
     assert (again.split, again.images) == ("val", 10)
     np.testing.assert_allclose(again.threshold, TEN.threshold)
     np.testing.assert_allclose(again.risk, TEN.risk)
@@ -171,21 +172,23 @@ def test_to_json_and_back() -> None:
 
 @pytest.mark.parametrize(
     "odd", [None, {}, {"split": "val", "images": 3, "rows": []}, {"split": "val", "images": 3, "rows": [[0.5, 2, 0]]},
-            {"split": "val", "images": 3, "rows": [["x", 1, 0]]}, {"split": "val", "images": 0, "rows": [[0.5, 1, 0]]},
+            {"split": "val", "images": 3, "rows": [["x", 1, 0]]}, {"split": "val", "images": 0, "rows": [[0, 1, 0]]},
             {"split": "val", "images": 3, "rows": [[0.5, 0.5, 0], [0.4, 0.5, 0]]},
-            *({"split": "val", "images": 3, "rows": [[0.5, 1, 0]], "independent": odd}
+            {"split": "val", "images": 3, "rows": [[0.5, 0.5, 0], [0, 0.9, 0]]},
+            {"split": "val", "images": 3, "rows": [[0.5, 0.5, 0], [0.1, 1, 0]]},
+            *({"split": "val", "images": 3, "rows": [[0, 1, 0]], "independent": odd}
               for odd in ("x", [], [0], [4], [float("nan")], [1, 1], None))],
 )  # fmt: skip
 def test_a_curve_from_elsewhere_is_checked(odd: object) -> None:
-    with pytest.raises(InputError, match=r"model.json: 'thresholds'"):
-        curve_from_json(odd, Path("model.json"))
+    with pytest.raises(InputError, match=r"calibration.json: .*abstention curve"):
+        curve_from_json(odd, Path("calibration.json"))
 
 
 def test_no_held_out_part_no_threshold(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     text = (folder / "predictions.csv").read_text().replace(",val,", ",train,").replace(",test,", ",train,")
     (folder / "predictions.csv").write_text(text)
-    with pytest.raises(InputError, match="names no held-out part"):
+    with pytest.raises(InputError, match="names no held-out split"):
         cclnet.load(folder).threshold(coverage=0.9)
     (folder / "predictions.csv").unlink()
     with pytest.raises(InputError, match=r"holds no predictions.csv"):

@@ -65,7 +65,7 @@ def test_the_card_of_several_labels(tmp_path: Path) -> None:
 
 def test_names_cannot_break_the_card(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    (run / "correlation.csv").unlink()
+    (run / "soft_labels.csv").unlink()
     info = json.loads((run / "model.json").read_text())
     (run / "model.json").write_text(json.dumps(info | {"classes": ["<script>", "a|b", "*c*", "d"]}))
     (run / "predictions.csv").unlink()

@@ -8,18 +8,18 @@ import torch
 from shipped_run import CLASSES
 
 from cclnet import InputError
-from cclnet.deploy.description import Description
 from cclnet.deploy.engines import TorchEngine
 from cclnet.deploy.explain import enlarge, heat_of, overlay
 from cclnet.deploy.shipped import Shipped, grad_cam
 from cclnet.network import TimmClassifier
+from cclnet.runs.model import ModelDescription
 
 PAPER = ("resnet18", "mobilenetv2_100", "efficientnet_b0")
 
 
 def shipped(backbone: str, crop: int = 64, **settings: object) -> Shipped:
     torch.manual_seed(0)
-    description = Description(backbone, CLASSES, False, crop, (crop, crop), (0.5,) * 3, (0.25,) * 3, None, {})
+    description = ModelDescription(backbone, CLASSES, False, crop, (crop, crop), (0.5,) * 3, (0.25,) * 3)
     return Shipped(TimmClassifier(backbone, len(CLASSES), backbone_settings=settings).shipped, description)
 
 

@@ -23,6 +23,8 @@ from cclnet.deploy import export as exporting
 from cclnet.deploy import export as selfcheck
 from cclnet.deploy.engines import OnnxEngine
 from cclnet.deploy.export import check_images, export
+from cclnet.runs.folder import RunFolder
+from cclnet.runs.model import Calibration, FittedTemperature
 
 PAPER = ("resnet18", "mobilenetv2_100", "efficientnet_b0")
 
@@ -123,18 +125,21 @@ def test_the_description_suffices(tmp_path: Path) -> None:
     out = export(run, "safetensors", tmp_path / "deep" / "out")
     assert sorted(path.name for path in out.iterdir()) == [
         "README.md",
-        "correlation.csv",
+        "calibration.json",
         "model.json",
         "model.safetensors",
+        "soft_labels.csv",
     ]
     info = json.loads((out / "model.json").read_text())
-    for name in ("backbone", "classes", "short_side", "crop", "mean", "std", "temperature", "class_counts"):
+    for name in ("backbone", "classes", "short_side", "crop", "mean", "std", "class_counts"):
         assert info[name] == json.loads((run / "model.json").read_text())[name]
+    calibration = json.loads((out / "calibration.json").read_text())
+    assert calibration["temperature"]["value"] == 2.0 and "temperature" not in info
     assert info["preprocessing"][1].startswith("resize to a short side of 36 pixels, bicubic")
     assert info["preprocessing"][2] == "cut out the centre, 32 x 32 (height x width)"
     assert info["trained"]["data"] == "insects"  # without the place where it lay
     assert info["exported"]["checked"]["probability"] == 0.0
-    assert len((out / "model.json").read_text().splitlines()) < 250
+    assert all(len((out / name).read_text().splitlines()) < 250 for name in ("model.json", "calibration.json"))
     model = cclnet.load(out)
     assert model.threshold(coverage=0.8) == pytest.approx(cclnet.load(run).threshold(coverage=0.8), rel=1e-8)
 
@@ -143,8 +148,8 @@ def test_a_run_without_predictions_has_no_thresholds(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (run / "predictions.csv").unlink()
     out = export(run, "safetensors")
-    assert json.loads((out / "model.json").read_text())["thresholds"] is None
-    with pytest.raises(InputError, match=r"model.json: 'thresholds'"):
+    assert "abstention" not in json.loads((out / "calibration.json").read_text())
+    with pytest.raises(InputError, match=r"no abstention curve"):
         cclnet.load(out).threshold(coverage=0.9)
 
 
@@ -183,8 +188,9 @@ def test_the_check_sees_a_difference(tmp_path: Path) -> None:
 def test_a_model_json_of_another_model_is_refused(sound_onnx: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(sound_onnx, tmp_path / "out"))
     info = json.loads((out / "model.json").read_text())
-    (out / "model.json").write_text(json.dumps(info | {"temperature": 3.0, "mean": [0.1, 0.1, 0.1]}))
-    with pytest.raises(InputError, match=r"not the model that model.json describes, whose mean, temperature differ"):
+    (out / "model.json").write_text(json.dumps(info | {"mean": [0.1, 0.1, 0.1]}))
+    RunFolder(out).write_calibration(Calibration(FittedTemperature(3.0)))
+    with pytest.raises(InputError, match=r"not the model that .* describe, whose mean, temperature differ"):
         cclnet.load(out)
 
 

@@ -18,8 +18,8 @@ from shipped_run import write_images
 
 import cclnet
 from cclnet import InputError
-from cclnet.deploy.description import read_description
 from cclnet.deploy.export import export
+from cclnet.runs.folder import RunFolder
 from cclnet.training.checkpoint import load_latest
 
 
@@ -208,11 +208,20 @@ def changed(run: Path, **values: Any) -> Path:
         ({"mean": [0, 0]}, "mean must be three finite numbers"),
         ({"mean": [0, 0, 1e9]}, "mean must be three finite numbers"),
         ({"std": [0, 1, 1]}, "std must be three numbers above zero"),
-        ({"temperature": 0}, "temperature must be null, or between .001 and 1,000, got 0"),
+        ({"temperature": 0}, r"temperature must be null, or between 0\.001 and 1,000, got 0"),
         ({"temperature": "hot"}, "temperature must be"),
         ({"backbone": ["resnet18"]}, "backbone must be the name of a timm model"),
         ({"multilabel": "no"}, "multilabel must be true or false"),
-        ({"format": 2}, "has format 2; this version of cclnet reads format 1"),
+        ({"class_counts": [1, 2]}, "class_counts must be 4 counts, one per class, got 2"),
+        ({"class_counts": [1, 2, 3, -1]}, "class_counts must be one count per class"),
+        ({"collapse_softness": 2}, "collapse_softness must be null, or a share"),
+        ({"method_settings": [1]}, "method_settings must be an object"),
+        ({"trained": "yesterday"}, "trained must be an object"),
+        ({"trained": {"images": "many"}}, r"trained\.images must be a whole number"),
+        ({"trained": {"versions": ["torch"]}}, r"trained\.versions must be an object of versions"),
+        ({"trained": {"commit": "abc"}}, r"trained\.commit must be an object with sha and clean"),
+        ({"exported": {"checked": 3}}, r"exported\.checked must be an object"),
+        ({"format": 3}, "has format 3; this version of cclnet reads format 1 and 2"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -241,7 +250,7 @@ def test_broken_model_json(content: bytes, reason: str, run: Path) -> None:
 def test_no_model_json_and_too_much_of_it(run: Path) -> None:
     with (run / "model.json").open("r+b") as file:
         file.truncate(65 * 2**20)
-    with pytest.raises(InputError, match=r"a model is described in less than"):
+    with pytest.raises(InputError, match=r"bytes; at most 67,108,864 are read"):
         cclnet.load(run)
     (run / "model.json").unlink()
     with pytest.raises(InputError, match=r"there is no model.json in"):
@@ -261,9 +270,9 @@ def test_a_small_file_that_claims_a_huge_network_costs_no_memory(run: Path) -> N
 
 
 def test_more_classes_than_weights(run: Path) -> None:
-    (run / "correlation.csv").unlink()
+    (run / "soft_labels.csv").unlink()
     with pytest.raises(InputError, match=r"does not fit test_resnet with 5 classes.*Expected: fc.weight \[5, "):
-        cclnet.load(changed(run, classes=["a", "b", "c", "d", "e"]))
+        cclnet.load(changed(run, classes=["a", "b", "c", "d", "e"], class_counts=None))
 
 
 def test_names_of_files_in_model_json_are_not_followed(run: Path, canary: Path, tmp_path: Path) -> None:
@@ -296,5 +305,6 @@ def test_a_header_whose_length_looks_like_a_pickle_is_none(run: Path) -> None:
 
 
 def test_the_description_of_a_sound_run(sound_run: Path) -> None:
-    description = read_description(sound_run / "model.json")
-    assert (description.crop, description.short_side, description.temperature) == ((32, 32), 36, 1.5)
+    run = RunFolder(sound_run)
+    assert (run.read_model().crop, run.read_model().short_side) == ((32, 32), 36)
+    assert run.read_calibration().temperature.value == 1.5

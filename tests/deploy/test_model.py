@@ -24,7 +24,7 @@ from cclnet.data.table import ImageTable
 from cclnet.deploy.model import Model, Prediction
 from cclnet.functional import unsoften
 from cclnet.network import TimmClassifier
-from cclnet.runs.soft_labels import write_soft_labels
+from cclnet.runs.model import write_soft_labels
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_abstaining_is_being_less_sure_than_the_threshold(model: Model, tmp_path
 
 def test_the_order_of_classes_is_that_of_the_model(run: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "run", classes=["dog", "cat", "bee", "ant"])
-    straight, turned = cclnet.load(run).correlation, cclnet.load(other).correlation
+    straight, turned = cclnet.load(run).soft_labels, cclnet.load(other).soft_labels
     assert straight is not None and turned is not None
     np.testing.assert_array_equal(turned, straight[::-1, ::-1])
 
@@ -254,20 +254,20 @@ def test_labels_that_were_not_learned_name_no_similar_classes(tmp_path: Path, of
     matrix = np.tile(off, (4, 1))
     np.fill_diagonal(matrix, 0.0)
     np.fill_diagonal(matrix, 1 - matrix.sum(axis=1))
-    write_soft_labels(run / "correlation.csv", CLASSES, matrix)
-    assert cclnet.load(run, engine="torch").correlation is None
+    write_soft_labels(run / "soft_labels.csv", CLASSES, matrix)
+    assert cclnet.load(run, engine="torch").soft_labels is None
 
 
 def test_no_soft_labels_no_similar_classes(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    (folder / "correlation.csv").unlink()
+    (folder / "soft_labels.csv").unlink()
     model = cclnet.load(folder)
-    assert model.correlation is None and model.similar(0) == ()
+    assert model.soft_labels is None and model.similar(0) == ()
 
 
 def test_soft_labels_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", classes=["ant", "bee", "cat", "eel"])
-    with pytest.raises(InputError, match=r"correlation.csv and model.json name different classes"):
+    with pytest.raises(InputError, match=r"soft_labels.csv has the classes .*dog, the other files have .*eel"):
         cclnet.load(folder)
 
 

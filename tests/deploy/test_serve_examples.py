@@ -73,7 +73,7 @@ def test_data_that_has_moved_is_found_where_it_is_said_to_be(tmp_path: Path) -> 
 
 def test_a_run_without_its_split_has_no_examples(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"--examples shows images of the training part, but .*split.csv cannot be read"
+        InputError, match=r"--examples shows images of the training split, but .*split.csv cannot be read"
     ):
         read_examples(tmp_path, ("x",), multilabel=False)
     (tmp_path / "split.csv").write_text("image,part\na,train\n", encoding="utf-8")

@@ -13,7 +13,7 @@ from scipy import stats
 from cclnet.errors import InputError
 from cclnet.evaluation import similarity as correlation
 from cclnet.functional import smoothed_labels
-from cclnet.runs.soft_labels import read_soft_labels, write_soft_labels
+from cclnet.runs.model import read_soft_labels, write_soft_labels
 
 MATRIX = np.array([[0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.1, 0.4, 0.5]])
 

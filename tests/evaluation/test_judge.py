@@ -12,6 +12,7 @@ from cclnet.errors import InputError
 from cclnet.evaluation.calibration import MEASURES, fit_temperature, measure
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.evaluation.metrics import PER_CLASS, score
+from cclnet.runs.folder import RunFolder
 from cclnet.runs.predictions import Predictions, write_predictions
 from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, given, several_labels, single_label, write_run
 
@@ -71,14 +72,14 @@ def test_the_values_are_those_of_scores_and_calibration(tmp_path: Path, made: Pr
 def test_a_run_folder_gets_its_scores_and_its_temperature(tmp_path: Path) -> None:
     made = parted(single_label(400), "test", "val", "calibration", "test")
     run = write_run(tmp_path / "run", made, extra="kept")
+    before = (run / "model.json").read_bytes()
     judged = evaluate(run, draws=50)
     assert json.loads((run / "scores.json").read_text()) == judged
-    model = json.loads((run / "model.json").read_text())
-    aside = judged["calibration"]["temperature"]
-    assert model == judged["model"] and model["extra"] == "kept"
-    assert (
-        model["temperature"] == aside["value"] == pytest.approx(fit_temperature(made.of_split("calibration")), rel=1e-5)
-    )
+    assert (run / "model.json").read_bytes() == before  # no stage edits the file of an earlier one
+    assert judged["model"] == RunFolder(run).read_model().to_json() and judged["model"]["extra"] == "kept"
+    aside, fitted = judged["calibration"]["temperature"], RunFolder(run).read_calibration().temperature
+    assert fitted.value == aside["value"] == pytest.approx(fit_temperature(made.of_split("calibration")), rel=1e-5)
+    assert (fitted.fitted_on, fitted.images, fitted.halves) == ("calibration", 100, None)
     assert aside["fitted_on"] == "calibration" and aside["images"] == 100
     assert judged["name"] == "run" and judged["split"]["name"] == "test" and judged["split"]["images"] == 200
     assert judged["split"]["images_of_splits"] == {"test": 200, "val": 100, "calibration": 100}
@@ -92,9 +93,10 @@ def test_a_run_judged_elsewhere_is_left_alone(tmp_path: Path) -> None:
     judged = evaluate(run, tmp_path / "elsewhere", draws=20)
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
     written = json.loads((tmp_path / "elsewhere" / "scores.json").read_text())
-    assert written["model"]["temperature"] == judged["calibration"]["temperature"]["value"] is not None
+    fitted = written["calibration"]["temperature"]["value"]
+    assert fitted == judged["calibration"]["temperature"]["value"] is not None
     evaluate(run, run / ".." / "run", draws=20)  # the run folder by another name
-    assert json.loads((run / "model.json").read_text())["temperature"] == written["model"]["temperature"]
+    assert RunFolder(run).read_calibration().temperature.value == fitted
 
 
 def test_scores_of_a_file_go_where_they_are_asked_to(tmp_path: Path) -> None:
@@ -177,10 +179,10 @@ def test_the_matrix_is_summed_up_in_the_order_of_the_classes(tmp_path: Path) -> 
     order = [2, 0, 1]
     text = ["class," + ",".join(made.classes[k] for k in order)]
     text += [f"{made.classes[i]}," + ",".join(str(matrix[i, k]) for k in order) for i in order]
-    (run / "correlation.csv").write_text("\n".join(text) + "\n")
+    (run / "soft_labels.csv").write_text("\n".join(text) + "\n")
     assert evaluate(run, draws=20)["correlation"]["matrix"] == matrix.tolist()
-    (run / "correlation.csv").write_text("class,a,b\na,0.5,0.5\nb,0.5,0.5\n")
-    with pytest.raises(InputError, match="They are not of one run"):
+    (run / "soft_labels.csv").write_text("class,a,b\na,0.5,0.5\nb,0.5,0.5\n")
+    with pytest.raises(InputError, match="They do not belong to one run"):
         evaluate(run, draws=20)
 
 

@@ -29,13 +29,13 @@ JOB = Job("ccl-seed0", Settings(data="/somewhere/isic"), {"method": "ccl", "seed
 def test_what_is_kept(tmp_path: Path) -> None:
     result = made_result(tmp_path, JOB, wrong=6, softness=[0.5, 0.4, 0.42, 0.43], frozen=3)
     [read] = read_results(tmp_path / "results")
-    assert read == result and read.content["cell"] == JOB.keys and read.path.name == "ccl-seed0.json"
-    content = read.content
+    assert read == result and read.keys == JOB.keys and read.path.name == "ccl-seed0.json"
+    content = read.to_json()
     assert (content["freeze_epoch"], content["converged_epoch"]) == (3, 2)
     assert content["softness"] == [0.5, 0.4, 0.42, 0.43] and content["images_per_second"] == 250.0
     assert read.value("accuracy") == 0.9 and content["scores"]["accuracy"]["low"] < 0.9
     assert content["leak"]["images"] == 0 and content["settings"]["data"] == "isic"
-    assert np.asarray(content["correlation"]).shape == (3, 3) and content["final_softness"] == pytest.approx(0.43)
+    assert np.asarray(content["soft_labels"]).shape == (3, 3) and content["final_softness"] == pytest.approx(0.43)
     assert content["rarity_agreement"] is not None and "/somewhere" not in read.path.read_text()
     kept = pd.read_csv(read.predictions)[[f"p_{name}" for name in CLASSES]].to_numpy()
     np.testing.assert_allclose(kept, kept.round(4), atol=1e-9)
@@ -74,21 +74,21 @@ def test_what_is_kept_of_a_small_probability_is_not_nothing(tmp_path: Path, mult
 def test_a_setting_without_end_is_kept_and_found_again(tmp_path: Path) -> None:
     endless = dataclasses.replace(JOB.settings, method="mbls", method_settings={"margin": float("inf")})
     job = dataclasses.replace(JOB, settings=endless)
-    assert differs_from_result(job, made_result(tmp_path, job, wrong=1).content) == []
+    assert differs_from_result(job, made_result(tmp_path, job, wrong=1)) == []
 
 
 def test_methods_without_soft_labels_keep_no_matrix(tmp_path: Path) -> None:
-    content = made_result(tmp_path, Job("hard-seed0", Settings(method="hard")), wrong=6).content
-    assert [content[key] for key in ("softness", "freeze_epoch", "correlation", "final_softness")] == [None] * 4
+    content = made_result(tmp_path, Job("hard-seed0", Settings(method="hard")), wrong=6).to_json()
+    assert [content[key] for key in ("softness", "freeze_epoch", "soft_labels", "final_softness")] == [None] * 4
 
 
 def test_settings_that_came_later_had_their_defaults(tmp_path: Path) -> None:
-    kept = json.loads(json.dumps(made_result(tmp_path, JOB, wrong=6).content))
+    kept = made_result(tmp_path, JOB, wrong=6)
     job = Job("ccl-seed0", make_settings({"data": "/elsewhere/isic", "resident": True}))
-    del kept["settings"]["ema"]
+    del kept.settings["ema"]
     assert differs_from_result(job, kept) == []
-    kept["settings"]["augment"]["hue"] = 0.5
-    kept["settings"]["method_settings"]["patience"] = 3
+    kept.settings["augment"]["hue"] = 0.5
+    kept.settings["method_settings"]["patience"] = 3
     assert differs_from_result(job, kept) == [
         "augment.hue was 0.5, is 0.02",
         "method_settings.patience was 3, is None",
@@ -107,7 +107,7 @@ def test_former_names_of_method_settings_are_the_same_settings(tmp_path: Path) -
 
 
 def test_other_data_are_another_run_unless_said_otherwise(tmp_path: Path) -> None:
-    kept = made_result(tmp_path, JOB, wrong=6).content
+    kept = made_result(tmp_path, JOB, wrong=6)
     other = Settings(data="/elsewhere/HAM10000")
     assert differs_from_result(Job("ccl-seed0", other), kept) == ["data was isic, is HAM10000"]
     assert differs_from_result(Job("ccl-seed0", other, incidental=("data",)), kept) == []
@@ -115,11 +115,11 @@ def test_other_data_are_another_run_unless_said_otherwise(tmp_path: Path) -> Non
 
 def test_other_images_under_the_same_name_are_other_data(tmp_path: Path) -> None:
     job = dataclasses.replace(JOB, images="0123")
-    kept = made_result(tmp_path, job, wrong=6).content
-    assert kept["fingerprint"] == "0123" and differs_from_result(job, kept) == []
+    kept = made_result(tmp_path, job, wrong=6)
+    assert kept.fingerprint == "0123" and differs_from_result(job, kept) == []
     other = dataclasses.replace(job, images="4567")
     assert differs_from_result(other, kept) == ["it was trained on other images or labels"]
-    assert differs_from_result(other, {"settings": kept["settings"]}) == []  # older results do not say
+    assert differs_from_result(other, dataclasses.replace(kept, fingerprint="")) == []  # older results do not say
 
 
 def test_a_run_goes_on_with_its_data_however_the_path_is_written(
@@ -137,10 +137,13 @@ def test_a_run_goes_on_with_its_data_however_the_path_is_written(
 def test_files_that_are_no_results_are_told(tmp_path: Path) -> None:
     path = tmp_path / "ccl-seed0.json"
     path.write_text("{")
-    with pytest.raises(InputError, match=r"is not JSON.*Remove it to run it again"):
+    with pytest.raises(InputError, match=r"ccl-seed0.json is not JSON.*remove it"):
         read_results(tmp_path)
     path.write_text("[]")
-    with pytest.raises(InputError, match="is no result of an experiment"):
+    with pytest.raises(InputError, match="expected an object, got list"):
+        read_results(tmp_path)
+    path.write_text("{}")
+    with pytest.raises(InputError, match=r"is not a kept result .*cell, settings"):
         read_results(tmp_path)
     assert read_results(tmp_path / "nothing") == []
 
@@ -150,7 +153,7 @@ def test_a_result_is_opened_like_a_run(tmp_path: Path) -> None:
     kept = open_run(made_result(tmp_path, job, wrong=6).path)
     whole = open_run(tmp_path / "runs" / "ols-seed3")
     assert (kept.name, kept.seed, kept.split, kept.folder) == ("ols-seed3", 3, "val", None)
-    assert kept.model is not None and kept.model["method_settings"] == {"alpha": 0.25}
+    assert kept.model is not None and kept.model.method_settings == {"alpha": 0.25}
     np.testing.assert_allclose(kept.predictions.probabilities, whole.predictions.probabilities, atol=1e-4)
     assert kept.predictions.images.tolist() == whole.predictions.images.tolist()
     assert kept.settings()["method"] == "ols" and "seed" not in kept.settings()
@@ -159,34 +162,34 @@ def test_a_result_is_opened_like_a_run(tmp_path: Path) -> None:
 def test_runs_on_the_same_images_share_their_names(tmp_path: Path) -> None:
     jobs = [Job(f"hard-seed{seed}", make_settings({"method": "hard", "seed": seed})) for seed in (0, 1)]
     first, second = (made_result(tmp_path, job, wrong=6) for job in jobs)
-    assert first.content["image_table"] == second.content["image_table"]
+    assert first.image_table == second.image_table
     assert len(list(first.path.parent.glob("images-*.csv.bz2"))) == 1
     assert open_run(first.path).predictions.images.tolist() == open_run(second.path).predictions.images.tolist()
 
 
 def test_a_result_without_its_predictions_is_refused(tmp_path: Path) -> None:
     result = made_result(tmp_path, JOB, wrong=6)
-    table = result.path.with_name(result.content["image_table"])
+    table = result.path.with_name(result.image_table)
     for file in (table, result.predictions):
         hidden = file.rename(tmp_path / "hidden")
-        with pytest.raises(InputError, match=rf"is not what is kept of a run, or {file.name} is missing beside it"):
+        with pytest.raises(InputError, match=rf"needs {file.name} beside it"):
             open_run(result.path)
         hidden.rename(file)
     shorter = "\n".join(bz2.decompress(table.read_bytes()).decode().splitlines()[:-1])
     table.write_bytes(bz2.compress(shorter.encode()))
-    with pytest.raises(InputError, match="they are not about the same images"):
+    with pytest.raises(InputError, match="they do not belong to the same images"):
         open_run(result.path)
 
 
 def test_the_names_of_the_images_are_looked_for_beside_the_result_only(tmp_path: Path) -> None:
     result = made_result(tmp_path, JOB, wrong=6)
-    table = result.content["image_table"]
+    table = result.image_table
     result.path.with_name(table).rename(tmp_path / table)
-    result.path.write_text(json.dumps({**result.content, "image_table": f"../{table}"}))
-    with pytest.raises(InputError, match="is missing beside it"):
+    result.path.write_text(json.dumps({**result.to_json(), "image_table": f"../{table}"}))
+    with pytest.raises(InputError, match=f"needs {table} beside it"):
         open_run(result.path)
 
 
 def test_no_result_no_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no file .*none-seed0.json"):
+    with pytest.raises(InputError, match=r"there is no none-seed0.json in"):
         open_run(tmp_path / "none-seed0.json")

@@ -28,7 +28,7 @@ def write_run(
     data: str = "nowhere/images",
     epochs: int = 40,
 ) -> Path:
-    """Write settings.toml, split.csv, metrics.jsonl, model.json, correlation.csv and predictions.csv. Labels and
+    """Write settings.toml, split.csv, metrics.jsonl, model.json, soft_labels.csv and predictions.csv. Labels and
     images are the same for every seed and method, what the model says is not."""
     folder.mkdir(parents=True)
     fixed, drawn = np.random.default_rng(7), np.random.default_rng([seed, *method.encode()])
@@ -71,7 +71,7 @@ def _write_training(
         np.fill_diagonal(weights, weights.max() * 4)
         matrix = pd.DataFrame(weights / weights.sum(axis=1, keepdims=True), columns=list(classes))
         matrix.insert(0, "class", list(classes))
-        matrix.to_csv(folder / "correlation.csv", index=False, float_format="%.9g")
+        matrix.to_csv(folder / "soft_labels.csv", index=False, float_format="%.9g")
     with (folder / "metrics.jsonl").open("w") as file:
         for epoch in range(1, epochs + 1):
             ce = 0.15 + 1.6 * np.exp(-epoch / 12) + 0.03 * drawn.random()

@@ -80,7 +80,7 @@ def test_predictions_from_elsewhere_are_enough(make_run: MakeRun, tmp_path: Path
     path = write_report(folder / "theirs.csv", evaluate(folder / "theirs.csv", draws=50))
     page = read_page(path)
     assert path.parent == folder and page.problems == []
-    assert "no metrics.jsonl" in page.text and "no correlation.csv" in page.text and "no settings.toml" in page.text
+    assert "no metrics.jsonl" in page.text and "no soft_labels.csv" in page.text and "no settings.toml" in page.text
     assert "cannot be checked" in page.text  # leaks
 
 
@@ -102,7 +102,7 @@ def test_soft_labels_that_are_taken_out_are_told(make_run: MakeRun) -> None:
     model = json.loads((run / "model.json").read_text())
     size = len(model["classes"])
     assert "taken out of the probabilities" not in read_page(write_report(run, evaluate(run, draws=50))).text
-    model["target"] = np.full((size, size), 0.2 / size).tolist()
+    model["target"] = np.full((size, size), 1 / size).tolist()
     (run / "model.json").write_text(json.dumps(model))
     assert "taken out of the probabilities" in read_page(write_report(run, evaluate(run, draws=50))).text
 

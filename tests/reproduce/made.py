@@ -26,7 +26,7 @@ def made_run(folder: Path, cell: Cell, wrong: int, **more: Any) -> Path:
 def kept(folder: Path, cell: Cell) -> Result:
     """The result of a cell that was run in ``folder / "runs"``, in ``folder / "results"``."""
     result = made_runs.kept(folder, job_of(cell))
-    return Result(result.path, result.content)
+    return Result(**vars(result))
 
 
 def made_result(folder: Path, cell: Cell, wrong: int, **more: Any) -> Result:

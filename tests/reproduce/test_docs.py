@@ -10,7 +10,7 @@ import pytest
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.reproduce.pages import documents, grids, in_markdown
 from cclnet.reproduce.seeds import Seeds, read_results
-from cclnet.sweep.results import predictions_path
+from cclnet.runs.kept_result import predictions_path
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "isic2018"

@@ -28,8 +28,8 @@ from cclnet.reproduce.similarity_tables import (
     yardsticks,
 )
 from cclnet.reproduce.tables import Grid
-from cclnet.runs.folder import open_run
-from cclnet.sweep.results import note_course, read_course
+from cclnet.runs.folder import RunFolder, open_run
+from cclnet.sweep.results import record_soft_labels
 
 RESULTS = Path(__file__).parents[2] / "results" / "isic2018"
 WRONG = {"hard": 12, "lsr-u5": 12, "ccl": 9, "ccl-balanced": 9, "ccl-centroid": 3, "tuned": 3, "ccl-confusion": 3,
@@ -44,7 +44,7 @@ def made(folder: Path, name: str, seed: int, backbone: str = "resnet18") -> Resu
     if learns:
         for epoch, off in ((1, 0.2), (2, 0.15)):
             rows = [[0.6, off, 0.4 - off], [off, 0.6, 0.4 - off], [0.1, 0.3, 0.6]]
-            note_course(run, epoch, torch.tensor(rows))
+            record_soft_labels(RunFolder(run), epoch, torch.tensor(rows))
     return kept(folder, cell)
 
 
@@ -161,15 +161,15 @@ def test_what_is_chosen_is_what_came_out_best() -> None:
 
 def test_the_course_of_a_run(results: list[Result], tmp_path: Path) -> None:
     [own] = [r for r in results if r.cell == looks_cell("ccl", seed=1)]
-    assert own.course["epochs"] == [1, 2] and own.course["matrices"][1][0] == [0.6, 0.15, 0.25]
-    assert all(r.course is None for r in results if not r.cell.method.startswith("ccl"))
-    assert read_course(tmp_path) is None
+    assert own.soft_label_history["epochs"] == [1, 2] and own.soft_label_history["matrices"][1][0] == [0.6, 0.15, 0.25]
+    assert all(r.soft_label_history is None for r in results if not r.cell.method.startswith("ccl"))
+    assert RunFolder(tmp_path).read_soft_label_history() is None
     for epoch in (1, 2, 4, 5, 7, 8, 8):  # the last epoch twice, as after a resume
-        note_course(tmp_path, epoch, torch.full((2, 2), epoch / 10))
-    note_course(tmp_path, 12, None)
-    course = read_course(tmp_path)
-    assert course is not None and course["epochs"] == [1, 2, 4, 8] and course["matrices"][-1] == [[0.8, 0.8]] * 2
-    assert len((tmp_path / "correlations.jsonl").read_text().splitlines()) == 5
+        record_soft_labels(RunFolder(tmp_path), epoch, torch.full((2, 2), epoch / 10))
+    record_soft_labels(RunFolder(tmp_path), 12, None)
+    history = RunFolder(tmp_path).read_soft_label_history()
+    assert history is not None and history["epochs"] == [1, 2, 4, 8] and history["matrices"][-1] == [[0.8, 0.8]] * 2
+    assert len((tmp_path / "soft_labels.jsonl").read_text().splitlines()) == 5
 
 
 def test_the_figure_has_a_panel_a_method(results: list[Result]) -> None:

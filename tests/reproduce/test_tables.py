@@ -57,7 +57,7 @@ def test_one_seed_beside_the_paper(results: list[Result], seeds: Seeds) -> None:
     grid = table1_grid(results, seeds)
     assert len(grid.rows) == 18
     cell = row(grid, "ResNet-18", "LSR-u5")
-    own = next(r for r in results if r.cell.method == "lsr-u5").content["scores"]["accuracy"]
+    own = next(r for r in results if r.cell.method == "lsr-u5").scores["accuracy"]
     paper = table1("resnet18", "lsr-u5")["accuracy"]
     assert cell["Seeds"] == ("1",)
     assert cell["Accuracy"][:2] == ("0.800", "paper 0.844")

@@ -44,7 +44,7 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path: Path, method: str) -> 
     with pytest.raises(Stop):
         run(tmp_path / "cut", method, on_epoch=stop)
     cut = train(None, tmp_path / "cut", accelerator="cpu", progress=False)
-    for name in ("correlation.csv", "predictions.csv", "model.safetensors"):
+    for name in ("soft_labels.csv", "predictions.csv", "model.safetensors"):
         assert (whole / name).read_bytes() == (cut / name).read_bytes()
     assert correlation(whole)[0, 1:].std() > 1e-4  # it had learned something to go on with
     hard = run(tmp_path / "hard", "hard")
@@ -53,7 +53,7 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path: Path, method: str) -> 
 
 
 def correlation(folder: Path) -> np.ndarray[Any, Any]:
-    return np.loadtxt(folder / "correlation.csv", delimiter=",", skiprows=1, usecols=range(1, 8))
+    return np.loadtxt(folder / "soft_labels.csv", delimiter=",", skiprows=1, usecols=range(1, 8))
 
 
 def test_two_processes_and_one_give_the_same_labels(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_what_a_run_leaves_behind(run: Path) -> None:
         assert record["softness"] == pytest.approx(0.8)
     model = json.loads((run / "model.json").read_text())
     assert model["multilabel"] is True and model["method"] == "ccl-multilabel"
-    correlation = pd.read_csv(run / "correlation.csv", index_col="class")
+    correlation = pd.read_csv(run / "soft_labels.csv", index_col="class")
     assert list(correlation) == model["classes"]
     np.testing.assert_allclose(correlation.sum(axis=1), 1.0)
     predictions = pd.read_csv(run / "predictions.csv", keep_default_na=False)
@@ -132,7 +132,7 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         train(make_settings(changes), tmp_path / "cut", accelerator="cpu", progress=False, on_epoch=stop)
     cut = train(None, tmp_path / "cut", accelerator="cpu", progress=False)
-    for name in ("correlation.csv", "predictions.csv", "model.safetensors"):
+    for name in ("soft_labels.csv", "predictions.csv", "model.safetensors"):
         assert (whole / name).read_bytes() == (cut / name).read_bytes()
-    table = np.loadtxt(whole / "correlation.csv", delimiter=",", skiprows=1, usecols=range(1, 8))
+    table = np.loadtxt(whole / "soft_labels.csv", delimiter=",", skiprows=1, usecols=range(1, 8))
     assert table[0, 1:].std() > 1e-4  # it had learned something to go on with

@@ -16,7 +16,7 @@ SETTINGS = [
     "lr_ccl=.01", "split.val=.25", "augment.crop=28", "method_settings.widths=[16, 8]", "method_settings.patience=2",
     "ema=.9", "deterministic=true",
 ]  # fmt: skip
-SAME = ("model.safetensors", "predictions.csv", "correlation.csv")
+SAME = ("model.safetensors", "predictions.csv", "soft_labels.csv")
 
 
 def start(arguments: list[str], cwd: Path) -> subprocess.Popen[bytes]:

@@ -58,7 +58,7 @@ def test_a_run_leaves_everything_behind(tmp_path: Path) -> None:
     )
     model = json.loads((path / "model.json").read_text())
     assert model["trained"]["versions"]["torch"] and model["trained"]["epochs"] == 3
-    correlation = pd.read_csv(path / "correlation.csv", index_col="class")
+    correlation = pd.read_csv(path / "soft_labels.csv", index_col="class")
     assert list(correlation.columns) == model["classes"] == list(correlation.index)
     np.testing.assert_allclose(correlation.to_numpy().sum(axis=1), 1.0, atol=1e-6)
     split = pd.read_csv(path / "split.csv")

@@ -15,7 +15,7 @@ def evaluate(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder to write to. Default: the run folder, whose model.json then also gets the fitted temperature, "
+            help="Folder to write to. Default: the run folder, which then also gets calibration.json, "
             "or the file's folder. With another folder the run is not changed."
         ),
     ] = None,

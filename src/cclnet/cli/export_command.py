@@ -19,11 +19,16 @@ def export(
     """Export the model of RUN with its description and a model card, after checking it against PyTorch."""
     from cclnet.deploy.export import FORMATS
     from cclnet.deploy.export import export as write_export
+    from cclnet.runs.folder import RunFolder
 
     console = Console(stderr=True)
     with console.status(f"Exporting to {FORMATS.get(format, format)} and checking it against PyTorch"):
         folder = write_export(run, format, out, licence)
-    if not (run / "scores.json").is_file():
+    if not RunFolder(run).scores.is_file():
         console.print("[yellow]note:[/yellow] the run has not been evaluated: its card has no scores, and there may be "
                       "no temperature. Run `cclnet evaluate`, then export again.", highlight=False)  # fmt: skip
-    console.print(f"{escape(str(folder))}: {FORMATS[format]}, model.json, README.md", highlight=False, soft_wrap=True)
+    console.print(
+        f"{escape(str(folder))}: {FORMATS[format]}, model.json, calibration.json, README.md",
+        highlight=False,
+        soft_wrap=True,
+    )

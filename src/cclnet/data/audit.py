@@ -30,10 +30,11 @@ from cclnet.data.cache import DecodedImages, decode_readable
 from cclnet.data.image_io import UnreadableImage, brightest_16_bit, image_size
 from cclnet.data.parallel import available_cores, counting_images, process_chunks
 from cclnet.data.sources.source import listed
-from cclnet.data.split import SplitNames, leaks, make_split
-from cclnet.data.table import SPLITS, ImageTable
+from cclnet.data.split import SplitNames, make_split
+from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 from cclnet.files import write_whole
+from cclnet.runs.split_file import SPLITS, leaks
 from cclnet.settings import SplitSettings
 
 Hashes = npt.NDArray[np.uint64]

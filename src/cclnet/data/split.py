@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cclnet.data.table import SPLITS, ImageTable
+from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
-from cclnet.files import write_whole
+from cclnet.runs.split_file import SPLITS, SplitTable, leaks, read_split_file, write_split_file
 from cclnet.settings import SplitSettings
 
 SplitNames = npt.NDArray[np.str_]  # one of SPLITS per image
@@ -233,32 +232,6 @@ def _fill_missing_classes(subset: Indices, counts: Counts, num_subsets: int) -> 
                 present[empty] += has[unit]
 
 
-def leaks(
-    splits: SplitNames, groups: SplitNames, labels: npt.NDArray[np.integer] | None = None, classes: Sequence[str] = ()
-) -> pd.DataFrame:
-    """Count, for every split but train, the images whose group also occurs in train.
-
-    Returns columns split, class, images, shared, share: one row per split (class "") and, with ``labels`` ([N]
-    indices or [N, K] of zeros and ones), one row per split and class. An empty group is unknown and never shared.
-
-    >>> splits, groups = np.array(["train", "train", "val", "val"]), np.array(["a", "b", "b", "c"])
-    >>> leaks(splits, groups).to_dict("records")
-    [{'split': 'val', 'class': '', 'images': 2, 'shared': 1, 'share': 0.5}]
-    """
-    shared = np.isin(groups, groups[splits == "train"]) & (groups != "")
-    of_class = {"": np.full(len(splits), True)}
-    if labels is not None:
-        for index, name in enumerate(classes):
-            of_class[name] = labels[:, index] > 0 if labels.ndim == 2 else labels == index
-    rows = []
-    for split in (name for name in SPLITS[1:] if name in splits):
-        for name, members in of_class.items():
-            inside = members & (splits == split)
-            images, hit = int(inside.sum()), int((inside & shared).sum())
-            rows.append((split, name, images, hit, hit / images if images else float("nan")))
-    return pd.DataFrame(rows, columns=["split", "class", "images", "shared", "share"])
-
-
 def divided_groups(splits: SplitNames, groups: SplitNames) -> dict[str, list[str]]:
     """Return the groups that occur in more than one split, each with its splits in order."""
     pairs = pd.DataFrame({"group": groups, "split": splits}).query("group != ''").drop_duplicates()
@@ -286,11 +259,8 @@ def _refuse_leaks(splits: SplitNames, table: ImageTable, settings: SplitSettings
 
 def write_split(path: str | Path, table: ImageTable, splits: SplitNames) -> None:
     """Write split.csv with columns image, split, group (where known) and label."""
-    columns = {"image": list(table.names), "split": splits.tolist()}
-    if table.groups is not None:
-        columns["group"] = table.groups.tolist()
-    columns["label"] = _label_names(table)
-    write_whole(path, pd.DataFrame(columns).to_csv(index=False, lineterminator="\n"))
+    labels = np.array(_label_names(table), dtype=np.str_)
+    write_split_file(path, SplitTable(np.array(table.names, dtype=np.str_), splits, table.groups, labels))
 
 
 def _label_names(table: ImageTable) -> list[str]:
@@ -305,17 +275,7 @@ def read_split(path: str | Path, table: ImageTable) -> SplitNames:
 
     The file must name every image of the table once, and no others.
     """
-    try:
-        rows = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-    except (OSError, ValueError) as error:  # pandas' parser errors and undecodable bytes are ValueErrors
-        raise InputError(f"cannot read the split {path}: {error}") from error
-    if "split" not in rows.columns:
-        rows = rows.rename(columns={"part": "split"})  # name of the column before version 0.2
-    if missing := {"image", "split"} - set(rows.columns):
-        raise InputError(
-            f"{path}: a split has columns image and split; {' and '.join(sorted(missing))} not found among "
-            f"{', '.join(map(str, rows.columns))}."
-        )
+    rows = read_split_file(path).to_frame()
     known, listed = set(table.names), set(rows["image"])
     wrong = rows["split"][~rows["split"].isin(SPLITS)].unique()
     problems = [

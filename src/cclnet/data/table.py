@@ -13,8 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from cclnet.errors import InputError
-
-SPLITS = ("train", "calibration", "val", "test")
+from cclnet.runs.split_file import SPLITS
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cclnet.deploy.abstain import curve_from_json
-from cclnet.deploy.description import Description
-from cclnet.errors import InputError
 from cclnet.report.html import in_short, judged_on, read_run, render, what_it_is
 from cclnet.report.text import count_text, duration_text
+from cclnet.runs.folder import RunFolder
+from cclnet.runs.model import Calibration, ExportInfo, ModelDescription
 
 NOT_STATED = (
     "No licence has been stated for these weights: ask who trained them before you pass them on. They come from the "
@@ -28,19 +26,19 @@ COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
 CALIBRATION_SCORES = ("nll", "brier", "ece", "adaptive_ece", "classwise_ece", "aurc")
 
 
-def model_card(run: Path, description: Description, licence: str = "") -> str:
-    """The card of a run as Markdown; ``description`` is that of what is exported, with its thresholds."""
-    judged, info = _judged(run), description.info
+def model_card(run: Path, description: ModelDescription, calibration: Calibration, licence: str = "") -> str:
+    """The card of a run as Markdown; ``description`` and ``calibration`` are those of what is exported."""
+    judged, exported = RunFolder(run).read_scores(), description.export or ExportInfo()
     settings = read_run(run).settings
     content: dict[str, Any] = {
         "name": run.resolve().name,
-        "format": info["exported"]["format"],
+        "format": exported.format,
         "shape": ", ".join(map(str, description.crop)),
         "what": _what(judged, description),
         "in_short": in_short(judged) if judged else [],
-        "facts": _facts(description),
-        "preparing_note": " (cclnet does it; the last is part of the file)" if info.get("done_by_the_file") else "",
-        "preprocessing": info["preprocessing"],
+        "facts": _facts(description, calibration.temperature.value),
+        "preparing_note": " (cclnet does it; the last is part of the file)" if exported.done_by_the_file else "",
+        "preprocessing": exported.preprocessing,
         "data_words": _data_words(description, settings),
         "class_rows": _class_rows(judged, description),
         "class_count": count_text(len(description.classes), "class", "classes"),
@@ -51,33 +49,19 @@ def model_card(run: Path, description: Description, licence: str = "") -> str:
         "licence": licence or NOT_STATED,
         "limits": list(judged["warnings"]) if judged else [],
         "made": _made(description, settings),
-        **_abstaining(description, run),
+        **_abstaining(calibration),
     }
     return render("card.md", **content)
 
 
-def _judged(run: Path) -> dict[str, Any] | None:
-    path = run / "scores.json"
-    if not path.is_file():
-        return None
-    try:
-        judged = json.loads(path.read_text(encoding="utf-8"))
-        if judged["format"] != 1 or judged["kind"] != "scores":
-            raise ValueError(f"format {judged['format']!r}, kind {judged['kind']!r}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not what cclnet evaluate writes ({error}). Run that again.") from error
-    return judged
-
-
-def _what(judged: Mapping[str, Any] | None, description: Description) -> str:
+def _what(judged: Mapping[str, Any] | None, description: ModelDescription) -> str:
     told = what_it_is(judged) if judged else f"network {description.backbone}"
     kind = "may name several classes for an image" if description.multilabel else "names one class for an image"
     return f"An image classifier ({told}) that {kind} out of {', '.join(description.classes)}."
 
 
-def _facts(description: Description) -> list[tuple[str, str]]:
+def _facts(description: ModelDescription, fitted: float | None) -> list[tuple[str, str]]:
     height, width = description.crop
-    fitted = description.temperature
     return [
         ("Input", f"RGB image; the network sees its centre, {height} x {width} pixels of a short side of "
                   f"{description.short_side}"),
@@ -85,22 +69,20 @@ def _facts(description: Description) -> list[tuple[str, str]]:
                    else "together one (softmax)")),
         *([("Soft labels", "those of its training are taken out of the probabilities")] if description.target else []),
         ("Temperature", f"{fitted:.4g}, already applied" if fitted else "none fitted: probabilities are as trained"),
-        ("Maps", "in closed form (class activation maps)" if description.info["maps"]
+        ("Maps", "in closed form (class activation maps)" if description.export and description.export.maps
                  else "by Grad-CAM, from the run folder or the weights"),
     ]  # fmt: skip
 
 
-def _data_words(description: Description, settings: Mapping[str, Any]) -> str:
-    trained = description.info.get("trained") or {}
-    data = trained.get("data") or "unknown data"
+def _data_words(description: ModelDescription, settings: Mapping[str, Any]) -> str:
+    data = description.trained.data or "unknown data"
     start = "from timm's pretrained weights" if settings.get("pretrained") else (
         "from given weights" if settings.get("weights") else "from random weights")  # fmt: skip
-    return f"Trained on {count_text(int(trained.get('images') or 0), 'image')} of {data}, {start}."
+    return f"Trained on {count_text(description.trained.images or 0, 'image')} of {data}, {start}."
 
 
-def _class_rows(judged: Mapping[str, Any] | None, description: Description) -> list[dict[str, Any]]:
-    counts = description.info.get("class_counts") or []
-    trained = dict(zip(description.classes, counts, strict=False))
+def _class_rows(judged: Mapping[str, Any] | None, description: ModelDescription) -> list[dict[str, Any]]:
+    trained = dict(zip(description.classes, description.class_counts or (), strict=False))
     held_out = dict(zip(judged["classes"], judged["split"]["class_counts"], strict=True)) if judged else {}
     return [{"name": n, "trained": trained.get(n, "–"), "judged": held_out.get(n, "–")} for n in description.classes]
 
@@ -118,36 +100,34 @@ def _split_words(judged: Mapping[str, Any] | None, settings: Mapping[str, Any]) 
     )
 
 
-def _abstaining(description: Description, run: Path) -> dict[str, Any]:
-    told = description.info.get("thresholds")
-    if told is None:
+def _abstaining(calibration: Calibration) -> dict[str, Any]:
+    curve = calibration.abstention
+    if curve is None:
         return {"abstaining": [], "abstaining_on": ""}
-    curve = curve_from_json(told, run)
     points = [curve.at(coverage=coverage) for coverage in COVERAGES]
     rows = [{"threshold": curve.threshold[p], "coverage": curve.coverage[p], "risk": curve.risk[p]} for p in points]
-    return {"abstaining": rows, "abstaining_on": f"{curve.images:,} images of part '{curve.split}'"}
+    return {"abstaining": rows, "abstaining_on": f"{curve.images:,} images of split '{curve.split}'"}
 
 
-def _made(description: Description, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    info = description.info
-    trained, exported = info.get("trained") or {}, info.get("exported") or {}
-    checked = exported.get("checked") or {}
+def _made(description: ModelDescription, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    trained, exported = description.trained, description.export or ExportInfo()
+    checked = exported.checked
     lines: list[tuple[str, Any]] = [
-        ("Method", info.get("method")),
+        ("Method", description.method),
         ("Network", f"{description.backbone} (timm)"),
-        ("Epochs", trained.get("epochs")),
+        ("Epochs", trained.epochs),
         ("Batch size", settings.get("batch_size")),
         ("Learning rate", settings.get("lr")),
-        ("Seed", trained.get("seed")),
-        ("Device", trained.get("device")),
-        ("Training time", duration_text(trained["seconds"]) if trained.get("seconds") is not None else None),
-        ("Versions in training", _versions(trained.get("versions"))),
-        ("File", exported.get("file")),
+        ("Seed", trained.seed),
+        ("Device", trained.device),
+        ("Training time", duration_text(trained.seconds) if trained.seconds is not None else None),
+        ("Versions in training", _versions(trained.versions)),
+        ("File", exported.file),
         ("Held against PyTorch", f"{checked['probability']:.1g} apart in probability at most" if checked else None),
-        ("Versions in export", _versions(exported.get("versions"))),
+        ("Versions in export", _versions(exported.versions)),
     ]  # fmt: skip
     return [(name, str(value)) for name, value in lines if value not in (None, "")]
 
 
-def _versions(found: Any) -> str:
-    return ", ".join(f"{name} {number}" for name, number in found.items()) if isinstance(found, dict) else ""
+def _versions(found: Mapping[str, str] | None) -> str:
+    return ", ".join(f"{name} {number}" for name, number in (found or {}).items())

@@ -56,8 +56,8 @@ def _checked(image: Any) -> Pixels:
 
 
 if TYPE_CHECKING:
-    from cclnet.deploy.description import Description
     from cclnet.deploy.shipped import Shipped
+    from cclnet.runs.model import ModelDescription
 
 Floats = npt.NDArray[np.float64]
 Maps = npt.NDArray[np.float32]
@@ -84,7 +84,12 @@ class OnnxEngine:
     name = "onnx"
 
     def __init__(
-        self, model: Path | bytes, description: Description, device: str = "auto", threads: int | None = None
+        self,
+        model: Path | bytes,
+        description: ModelDescription,
+        temperature: float | None = None,
+        device: str = "auto",
+        threads: int | None = None,
     ) -> None:
         try:
             import onnxruntime
@@ -112,17 +117,18 @@ class OnnxEngine:
                 f"are expected, got {[i.type for i in inputs]} and {self.outputs}."
             )
         self.input = inputs[0].name
-        self._refuse_other(model, description)
+        self._refuse_other(model, description.baked_in(temperature))
 
-    def _refuse_other(self, model: Path | bytes, description: Description) -> None:
-        """The file must be the one that model.json describes: what is baked in cannot be changed beside it."""
+    def _refuse_other(self, model: Path | bytes, described: dict[str, Any]) -> None:
+        """The file must be the one that model.json and calibration.json describe: what is part of the program cannot
+        be changed beside it."""
         told = self.session.get_modelmeta().custom_metadata_map.get("cclnet", "{}")
         baked_in = json.loads(told)
-        wrong = [name for name, value in description.baked_in().items() if baked_in.get(name) != value]
+        wrong = [name for name, value in described.items() if baked_in.get(name) != value]
         if wrong:
             raise InputError(
-                f"{_name(model)} is refused: it is not the model that model.json describes, whose {', '.join(wrong)} "
-                "differ. Export the two together again."
+                f"{_name(model)} is refused: it is not the model that the files beside it describe, whose "
+                f"{', '.join(wrong)} differ. Export the two together again."
             )
 
     def run_all(self, batch: Batch) -> list[Maps]:

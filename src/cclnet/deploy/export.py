@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import json
 import logging
-import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +19,18 @@ import torch
 
 from cclnet.deploy import abstain
 from cclnet.deploy.card import model_card
-from cclnet.deploy.description import Description, read_description
 from cclnet.deploy.shipped import Shipped, read_shipped
 from cclnet.errors import InputError, first_line, unknown
 from cclnet.files import make_folder, write_whole
 from cclnet.functional import LEAST
-from cclnet.runs.folder import PREDICTIONS
+from cclnet.runs.folder import RunFolder
+from cclnet.runs.model import Calibration, ExportInfo, ModelDescription, write_model_file
+from cclnet.runs.provenance import package_versions
 
 # The shipped network as a program that needs none of its Python code: ONNX, or torch.export.
 
 
-def onnx_program(shipped: Shipped, description: Description) -> bytes:
+def onnx_program(shipped: Shipped, description: ModelDescription, temperature: float | None = None) -> bytes:
     """The network as ONNX: ``images`` uint8 [batch, h, w, 3] to ``probabilities`` [batch, K] and, where they have a
     closed form, ``maps`` [batch, K, h', w']."""
     try:
@@ -52,12 +51,12 @@ def onnx_program(shipped: Shipped, description: Description) -> bytes:
         assert program is not None  # only without dynamo
         proto = program.model_proto
         entry = proto.metadata_props.add()
-        entry.key, entry.value = "cclnet", json.dumps(description.baked_in(), ensure_ascii=False)
+        entry.key, entry.value = "cclnet", json.dumps(description.baked_in(temperature), ensure_ascii=False)
         onnx.checker.check_model(proto)
         return proto.SerializeToString()
 
 
-def torch_program(shipped: Shipped, description: Description) -> tuple[bytes, Callable[..., Any]]:
+def torch_program(shipped: Shipped, description: ModelDescription) -> tuple[bytes, Callable[..., Any]]:
     """The network as a torch.export program: the content of its file, and the program to call.
 
     The example inputs, which torch would pickle, are left out: what remains is JSON and raw numbers.
@@ -72,7 +71,7 @@ def torch_program(shipped: Shipped, description: Description) -> tuple[bytes, Ca
         return file.getvalue(), program.module()
 
 
-def _example(description: Description) -> torch.Tensor:
+def _example(description: ModelDescription) -> torch.Tensor:
     return torch.zeros((2, *description.crop, 3), dtype=torch.uint8)  # a batch of one would be taken as fixed
 
 
@@ -93,7 +92,7 @@ def _quietly() -> Iterator[None]:
 
 
 @contextmanager
-def _named_failure(description: Description, kind: str) -> Iterator[None]:
+def _named_failure(description: ModelDescription, kind: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
@@ -173,7 +172,7 @@ FORMATS = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model.saf
 
 def export(run: str | Path, format: str = "onnx", out: str | Path | None = None, licence: str = "") -> Path:
     """Export the model of a run folder; returns the folder with the model, model.json, README.md (the model card) and,
-    where the run has one, correlation.csv.
+    where the run has them, calibration.json and soft_labels.csv.
 
     The exported model is held against PyTorch before it is kept. If it differs, or anything else fails, nothing is
     left.
@@ -187,21 +186,25 @@ def export(run: str | Path, format: str = "onnx", out: str | Path | None = None,
     run = Path(run).expanduser()
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
-    if not (run / "model.safetensors").is_file():
+    files = RunFolder(run)
+    if not files.weights.is_file():
         raise InputError(f"{run} holds no model.safetensors: give the folder of a run that was trained to the end.")
     out = run / f"export-{format}" if out is None else Path(out).expanduser().resolve()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"{out} is there already: choose another --out, or remove it first.")
-    description = read_description(run / "model.json")
-    shipped = read_shipped(run / "model.safetensors", description)
+    description, calibration = files.read_model(), files.read_calibration()
+    temperature = calibration.temperature.value
+    shipped = read_shipped(files.weights, description, temperature)
     make_folder(out.parent)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
     make_folder(partial)
     try:
-        agreement = _WRITERS[format](shipped, description, partial / FORMATS[format], run)
-        info = exported_info(run, description, shipped, format, agreement)
-        _write_beside(run, replace(description, info=info), partial, licence)
+        agreement = _WRITERS[format](shipped, description, temperature, partial / FORMATS[format], files)
+        if files.find_predictions() is not None:
+            calibration = replace(calibration, abstention=abstain.curve_of_run(run, temperature))
+        exported = exported_description(description, shipped, format, agreement)
+        _write_beside(files, RunFolder(partial), exported, calibration, licence)
         if out.is_dir():
             out.rmdir()
         partial.rename(out)
@@ -212,24 +215,30 @@ def export(run: str | Path, format: str = "onnx", out: str | Path | None = None,
     return out
 
 
-def _write_onnx(shipped: Shipped, description: Description, path: Path, run: Path) -> Agreement:
+def _write_onnx(
+    shipped: Shipped, description: ModelDescription, temperature: float | None, path: Path, run: RunFolder
+) -> Agreement:
     from cclnet.deploy.engines import OnnxEngine
 
-    write_whole(path, onnx_program(shipped, description))
-    engine = OnnxEngine(path, description, "cpu")
+    write_whole(path, onnx_program(shipped, description, temperature))
+    engine = OnnxEngine(path, description, temperature, "cpu")
     return check(shipped, check_images(description.crop), engine.run_all, "the ONNX model")
 
 
-def _write_torch(shipped: Shipped, description: Description, path: Path, run: Path) -> Agreement:
+def _write_torch(
+    shipped: Shipped, description: ModelDescription, temperature: float | None, path: Path, run: RunFolder
+) -> Agreement:
     content, program = torch_program(shipped, description)
     write_whole(path, content)
 
     return check(shipped, check_images(description.crop), _outputs_of(program), "the torch program")
 
 
-def _write_safetensors(shipped: Shipped, description: Description, path: Path, run: Path) -> Agreement:
-    write_whole(path, (run / "model.safetensors").read_bytes())
-    copy = read_shipped(path, description)
+def _write_safetensors(
+    shipped: Shipped, description: ModelDescription, temperature: float | None, path: Path, run: RunFolder
+) -> Agreement:
+    write_whole(path, run.weights.read_bytes())
+    copy = read_shipped(path, description, temperature)
     return check(shipped, check_images(description.crop), _outputs_of(copy), "the copy")
 
 
@@ -241,63 +250,58 @@ def _outputs_of(program: Callable[..., Any]) -> Run:
     return run
 
 
-_WRITERS: dict[str, Callable[[Shipped, Description, Path, Path], Agreement]] = {
+_WRITERS: dict[str, Callable[[Shipped, ModelDescription, float | None, Path, RunFolder], Agreement]] = {
     "onnx": _write_onnx,
     "torch": _write_torch,
     "safetensors": _write_safetensors,
 }
 
 
-def _write_beside(run: Path, description: Description, folder: Path, licence: str) -> None:
-    """model.json, the model card and the soft labels."""
-    text = json.dumps(description.info, indent=1, ensure_ascii=False, allow_nan=False)
-    text = re.sub(r"\[[\s\d.,e+-]+\]", lambda numbers: " ".join(numbers[0].split()), text)  # a row of numbers on a line
-    write_whole(folder / "model.json", text + "\n")
-    write_whole(folder / "README.md", model_card(run, description, licence))
-    if (run / "correlation.csv").is_file():
-        write_whole(folder / "correlation.csv", (run / "correlation.csv").read_bytes())
+def _write_beside(
+    run: RunFolder, out: RunFolder, description: ModelDescription, calibration: Calibration, licence: str
+) -> None:
+    """Write model.json, calibration.json, the soft labels and the model card."""
+    write_model_file(out.model, description)
+    out.write_calibration(calibration)
+    soft_labels = run.read_soft_labels(description.classes)
+    if soft_labels is not None:
+        out.write_soft_labels(description.classes, soft_labels)
+    write_whole(out.path / "README.md", model_card(run.path, description, calibration, licence))
 
 
-def exported_info(
-    run: Path, description: Description, shipped: Shipped, format: str, agreement: Agreement
-) -> dict[str, Any]:
-    """model.json of an export: that of the run, how to prepare an image, thresholds, and what was checked."""
+def exported_description(
+    description: ModelDescription, shipped: Shipped, format: str, agreement: Agreement
+) -> ModelDescription:
+    """model.json of an export: that of the run, how to prepare an image, and what was checked."""
     height, width = description.crop
-    curve = None
-    if any((run / name).is_file() for name in PREDICTIONS):
-        curve = abstain.curve_of_run(run, description.temperature).to_json()
+    trained = description.trained
+    if trained.data is not None:  # the path is private
+        trained = replace(trained, data=Path(trained.data).name)
     packages = ["torch", "timm", *(["onnx", "onnxruntime"] if format == "onnx" else [])]
-    info = dict(description.info)
-    trained = dict(info.get("trained") or {})
-    if "data" in trained:  # where it lay is nobody's business
-        trained["data"] = Path(str(trained["data"])).name
-    return info | {
-        "trained": trained,
-        "preprocessing": [
+    export = ExportInfo(
+        format=format,
+        file=FORMATS[format],
+        preprocessing=(
             "decode to RGB, 8 bits a channel, upright (EXIF orientation applied)",
             f"resize to a short side of {description.short_side} pixels, bicubic with antialiasing, shape kept",
             f"cut out the centre, {height} x {width} (height x width)",
             "normalise: (x / 255 - mean) / std, by channel",
-        ],
-        "done_by_the_file": _done_by_the_file(description) if format != "safetensors" else [],
-        "output": _output_in_words(description),
-        "label_threshold": 0.5 if description.multilabel else None,
-        "thresholds": curve,
-        "maps": shipped.maps,
-        "exported": {
-            "format": format,
-            "file": FORMATS[format],
-            "checked": agreement.to_json(),
-            "versions": {name: version(name) for name in packages},
-        },
-    }
+        ),
+        done_by_the_file=_done_by_the_file(description) if format != "safetensors" else (),
+        output=_output_in_words(description),
+        label_threshold=0.5 if description.multilabel else None,
+        maps=shipped.maps,
+        checked=agreement.to_json(),
+        versions=package_versions(packages),
+    )
+    return replace(description, trained=trained, export=export)
 
 
-def _done_by_the_file(description: Description) -> list[str]:
-    return ["normalise", *(["target"] if description.target is not None else []), "temperature"]
+def _done_by_the_file(description: ModelDescription) -> tuple[str, ...]:
+    return ("normalise", *(["target"] if description.target is not None else []), "temperature")
 
 
-def _output_in_words(description: Description) -> str:
+def _output_in_words(description: ModelDescription) -> str:
     """Whoever takes the plain weights finds here what is to be done with them."""
     if description.multilabel:
         return "sigmoid of logits / temperature"

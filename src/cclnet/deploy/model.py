@@ -13,10 +13,11 @@ import numpy.typing as npt
 from cclnet.data.image_io import MAX_PIXELS
 from cclnet.deploy import abstain
 from cclnet.deploy import engines as preparing
-from cclnet.deploy.description import Description, read_description
 from cclnet.deploy.engines import Engine, OnnxEngine, TorchEngine
 from cclnet.deploy.explain import Heat, enlarge, heat_of
 from cclnet.errors import InputError, unknown
+from cclnet.runs.folder import RunFolder
+from cclnet.runs.model import AbstentionCurve, Calibration, ModelDescription, has_similarity
 
 Floats = npt.NDArray[np.float64]
 Pixels = npt.NDArray[np.uint8]
@@ -60,21 +61,32 @@ class Model:
     Attributes:
         classes, multilabel: what it tells apart, and whether an image may carry several labels.
         temperature: by which logits are divided, None where none was fitted (then probabilities are as trained).
-        correlation: soft labels [K, K], row k that of class k; None where the method learns none.
-        info: model.json as it stands.
+        soft_labels: [K, K], row k that of class k; None where the method learns none.
+        calibration: what was fitted after training: the temperature, and the abstention curve of an exported model.
         engine: "torch" or "onnx".
         device: "cpu" or "cuda".
     """
 
     def __init__(
-        self, description: Description, engine: Engine, folder: Path, correlation: Floats | None = None
+        self,
+        description: ModelDescription,
+        engine: Engine,
+        folder: Path,
+        calibration: Calibration | None = None,
+        soft_labels: Floats | None = None,
     ) -> None:
         self.description = description
         self.folder = folder
-        self.correlation = correlation
+        self.calibration = calibration or Calibration()
+        self.soft_labels = soft_labels
         self.classes, self.multilabel = description.classes, description.multilabel
-        self.temperature, self.info = description.temperature, description.info
+        self.temperature = self.calibration.temperature.value
         self._engine = engine
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The content of model.json."""
+        return self.description.to_json()
 
     @property
     def engine(self) -> str:
@@ -164,18 +176,23 @@ class Model:
     def similar(self, index: int, count: int = SIMILAR) -> tuple[tuple[str, float], ...]:
         """The classes that weigh most in the soft label of a class beside itself, as far as they weigh anything; ()
         where there are no soft labels."""
-        if self.correlation is None:
+        if self.soft_labels is None:
             return ()
-        row = self.correlation[index]
+        row = self.soft_labels[index]
         order = [k for k in np.argsort(-row, kind="stable") if k != index and row[k] >= LEAST_WEIGHT][:count]
         return tuple((self.classes[k], float(row[k])) for k in order)
 
     @cached_property
-    def curve(self) -> abstain.Curve:
+    def curve(self) -> AbstentionCurve:
         """Coverage and risk by threshold on the run's held-out images: from the run's predictions, or, of an exported
-        model, from its model.json."""
-        if "thresholds" in self.info:
-            return abstain.curve_from_json(self.info["thresholds"], self.folder / "model.json")
+        model, from its calibration.json."""
+        if self.calibration.abstention is not None:
+            return self.calibration.abstention
+        if self.description.export is not None:
+            raise InputError(
+                f"{self.folder} has no abstention curve: it was exported from a run without predictions.csv. Export it "
+                "again from a run that has them."
+            )
         return abstain.curve_of_run(self.folder, self.temperature)
 
     def threshold(self, coverage: float | None = None, risk: float | None = None) -> float:
@@ -205,10 +222,14 @@ def load(path: str | Path, device: str = "auto", engine: str = "auto", threads: 
     if engine not in ("auto", *FILES):
         raise unknown("engine", engine, ("auto", *FILES))
     folder, there = _files_of(path)
-    description = read_description(folder / "model.json")
+    files = RunFolder(folder)
+    description, calibration = files.read_model(), files.read_calibration()
     chosen = _choose(there, engine, device)
-    correlation = _read_soft_labels(folder, description)
-    return Model(description, _start(folder, chosen, there, description, device, threads), folder, correlation)
+    soft_labels = files.read_soft_labels(description.classes)
+    if soft_labels is not None and not has_similarity(soft_labels):
+        soft_labels = None
+    started = _start(folder, chosen, there, description, calibration.temperature.value, device, threads)
+    return Model(description, started, folder, calibration, soft_labels)
 
 
 def _files_of(path: Path) -> tuple[Path, set[str]]:
@@ -252,30 +273,23 @@ def _choose(there: set[str], engine: str, device: str) -> str:
 
 
 def _start(
-    folder: Path, engine: str, there: set[str], description: Description, device: str, threads: int | None
+    folder: Path,
+    engine: str,
+    there: set[str],
+    description: ModelDescription,
+    temperature: float | None,
+    device: str,
+    threads: int | None,
 ) -> Engine:
     if engine in there and engine == "onnx":
-        return OnnxEngine(folder / FILES["onnx"], description, device, threads)
+        return OnnxEngine(folder / FILES["onnx"], description, temperature, device, threads)
     from cclnet.deploy.shipped import read_shipped
 
-    shipped = read_shipped(folder / FILES["torch"], description)
+    shipped = read_shipped(folder / FILES["torch"], description, temperature)
     if engine == "torch":
         return TorchEngine(shipped, device)
     from cclnet.deploy.export import check, check_images, onnx_program
 
-    converted = OnnxEngine(onnx_program(shipped, description), description, device, threads)
+    converted = OnnxEngine(onnx_program(shipped, description, temperature), description, temperature, device, threads)
     check(shipped, check_images(description.crop), converted.run_all, "the converted model")
     return converted
-
-
-def _read_soft_labels(folder: Path, description: Description) -> Floats | None:
-    if not (folder / "correlation.csv").is_file():
-        return None
-    from cclnet.runs.soft_labels import read_soft_labels, tells_classes_apart
-
-    classes, matrix = read_soft_labels(folder / "correlation.csv")
-    if set(classes) != set(description.classes):
-        raise InputError(f"{folder}: correlation.csv and model.json name different classes. They are not of one model.")
-    order = [classes.index(name) for name in description.classes]
-    matrix = matrix[np.ix_(order, order)]
-    return matrix if tells_classes_apart(matrix) else None

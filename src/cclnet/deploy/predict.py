@@ -22,12 +22,12 @@ from cclnet.data.parallel import available_cores, counting_images, in_order
 from cclnet.data.sources import manifest, open_data
 from cclnet.data.sources.image_files import below, image_files, locate
 from cclnet.data.table import ImageTable
-from cclnet.deploy.description import Description
 from cclnet.deploy.engines import prepare, torch_device
 from cclnet.deploy.explain import overlay
 from cclnet.deploy.model import FILES, Model, Prediction, load
 from cclnet.errors import InputError
 from cclnet.files import make_folder, write_whole
+from cclnet.runs.model import ModelDescription
 from cclnet.settings import DataOptions
 
 # The images to predict: files, folders, tables that name them, or any data set that comes as an array.
@@ -191,7 +191,7 @@ class Chunk:
     problems: dict[int, str]
 
 
-def prepared(description: Description, inputs: Inputs, batch_size: int, workers: int) -> Iterator[Chunk]:
+def prepared(description: ModelDescription, inputs: Inputs, batch_size: int, workers: int) -> Iterator[Chunk]:
     """All images in batches, prepared by ``workers`` processes while the batches before them are used."""
     short_side, crop, images = description.short_side, description.crop, inputs.images
 

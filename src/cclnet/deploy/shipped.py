@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from cclnet.data.augment import normalise
-from cclnet.deploy.description import Description
 from cclnet.errors import InputError
 from cclnet.functional import inverse_of, unsoften_by
+from cclnet.runs.model import ModelDescription
 
 # Weights from a .safetensors file, which cannot carry code; nothing is built before their shapes are known to fit.
 
 
-def read_shipped(path: Path, description: Description, maps: bool = True) -> Shipped:
-    """The network of model.json with the weights in ``path``."""
+def read_shipped(
+    path: Path, description: ModelDescription, temperature: float | None = None, maps: bool = True
+) -> Shipped:
+    """The network of model.json with the weights in ``path``; ``temperature`` None is 1."""
     import torch
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
@@ -40,7 +42,7 @@ def read_shipped(path: Path, description: Description, maps: bool = True) -> Shi
         model.load_state_dict(load_file(path))
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} is refused: it is not a whole .safetensors file ({error}).") from error
-    return Shipped(model, description, maps)
+    return Shipped(model, description, temperature, maps)
 
 
 def refuse_pickle(path: Path) -> None:
@@ -56,7 +58,7 @@ def refuse_pickle(path: Path) -> None:
 
 
 def _does_not_fit(
-    path: Path, description: Description, given: dict[str, tuple[int, ...]], shapes: dict[str, tuple[int, ...]]
+    path: Path, description: ModelDescription, given: dict[str, tuple[int, ...]], shapes: dict[str, tuple[int, ...]]
 ) -> InputError:
     missing = [f"{name} {list(shape)}" for name, shape in shapes.items() if given.get(name) != shape]
     unused = [f"{name} {list(shape)}" for name, shape in given.items() if shapes.get(name) != shape]
@@ -135,11 +137,13 @@ class Shipped(nn.Module):
     it: its mean is the logit without its bias. That is the class activation map.
     """
 
-    def __init__(self, model: nn.Module, description: Description, maps: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, description: ModelDescription, temperature: float | None = None, maps: bool = True
+    ) -> None:
         super().__init__()
         self.model: Any = model
         self.multilabel = description.multilabel
-        self.temperature = description.temperature or 1.0
+        self.temperature = temperature or 1.0
         self.mean: Tensor
         self.std: Tensor
         self.register_buffer("mean", torch.tensor(description.mean), persistent=False)

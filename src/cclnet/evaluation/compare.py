@@ -45,7 +45,7 @@ comparison.json::
           "verdict": "..."                  # of the primary score, and what the others say
         }
       ],
-      "correlation": {                      # null unless at least two runs have a correlation.csv
+      "correlation": {                      # null unless at least two runs have a soft_labels.csv
         "runs": ["ccl-0", "ccl-1"], "agreement": [[1.0, 0.94], [0.94, 1.0]],   # Spearman of the off-diagonals
         "mean_agreement": 0.94, "matrices": [[[...]], ...]        # row k: the soft label of class k
       } | null,
@@ -74,7 +74,7 @@ from cclnet.evaluation.calibration import calibrate, calibration_statistic, fitt
 from cclnet.evaluation.evaluate import intervals_of, split_summary, versions
 from cclnet.evaluation.metrics import decision_statistic, decisions, ranking_statistic, score
 from cclnet.evaluation.similarity import agreement
-from cclnet.runs.folder import Run, open_run
+from cclnet.runs.folder import OpenedRun, open_run
 from cclnet.runs.predictions import Floats, Predictions
 
 # Which runs are seeds of one method, and all runs in one order of images: what a comparison starts from.
@@ -88,7 +88,7 @@ class Group:
     """The runs of one method, in the order of their seeds where these are known."""
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[OpenedRun, ...]
 
     @property
     def seeds(self) -> tuple[int | None, ...]:
@@ -120,7 +120,7 @@ def open_groups(runs: Sequence[str | Path] | Mapping[str, Sequence[str | Path]])
     return groups, warnings + _differences_beside_the_method(groups)
 
 
-def _unique_names(runs: list[Run]) -> dict[int, Run]:
+def _unique_names(runs: list[OpenedRun]) -> dict[int, OpenedRun]:
     """Runs by identity, those of equal name under their path instead; a path given twice is refused."""
     paths = Counter(run.path.resolve() for run in runs)
     if doubled := [str(path) for path, count in paths.items() if count > 1]:
@@ -129,21 +129,22 @@ def _unique_names(runs: list[Run]) -> dict[int, Run]:
     return {id(run): run if names[run.name] == 1 else replace(run, name=str(run.path)) for run in runs}
 
 
-def _group(name: str, runs: Sequence[Run]) -> Group:
+def _group(name: str, runs: Sequence[OpenedRun]) -> Group:
     known = all(run.seed is not None for run in runs)
     return Group(name, tuple(sorted(runs, key=lambda run: run.seed or 0) if known else runs))
 
 
-def _by_model(runs: list[Run]) -> tuple[list[Group], list[str]]:
-    alike: dict[str, list[Run]] = {}
+def _by_model(runs: list[OpenedRun]) -> tuple[list[Group], list[str]]:
+    alike: dict[str, list[OpenedRun]] = {}
     for run in runs:
-        model = run.model or {}
-        kind = [model.get("method"), model.get("method_settings"), model.get("backbone")]
-        key = json.dumps(kind, sort_keys=True) if "method" in model else f"alone: {run.name}"
+        model = run.model
+        known = model is not None and model.method
+        kind = [model.method, model.method_settings, model.backbone] if model is not None else []
+        key = json.dumps(kind, sort_keys=True) if known else f"alone: {run.name}"
         alike.setdefault(key, []).append(run)
     groups: list[Group] = []
     warnings = []
-    several_backbones = len({run.model.get("backbone") for run in runs if run.model}) > 1
+    several_backbones = len({run.model.backbone for run in runs if run.model}) > 1
     shared = Counter(_name(members[0], several_backbones) for members in alike.values())
     for members in alike.values():
         repeated = [str(seed) for seed, count in Counter(run.seed for run in members).items() if count > 1]
@@ -163,13 +164,13 @@ def _by_model(runs: list[Run]) -> tuple[list[Group], list[str]]:
     return groups, warnings
 
 
-def _name(run: Run, with_backbone: bool, with_settings: bool = False) -> str:
+def _name(run: OpenedRun, with_backbone: bool, with_settings: bool = False) -> str:
     """Its method, and of what else tells it from the others as much as is needed."""
-    if not run.model or "method" not in run.model:
+    if run.model is None or not run.model.method:
         return run.name
-    settings = ", ".join(f"{name}={value}" for name, value in (run.model.get("method_settings") or {}).items())
-    name = f"{run.model['method']} ({settings or 'defaults'})" if with_settings else run.model["method"]
-    return f"{name}, {run.model.get('backbone', 'unknown backbone')}" if with_backbone else name
+    settings = ", ".join(f"{name}={value}" for name, value in run.model.method_settings.items())
+    name = f"{run.model.method} ({settings or 'defaults'})" if with_settings else run.model.method
+    return f"{name}, {run.model.backbone}" if with_backbone else name
 
 
 def _setting_warnings(group: Group) -> list[str]:
@@ -197,7 +198,7 @@ def _differences_beside_the_method(groups: Sequence[Group]) -> list[str]:
     return [f"Not only the methods differ, so a difference may not be theirs: {'; '.join(shown)}."]
 
 
-def line_up(runs: Sequence[Run]) -> list[Predictions]:
+def line_up(runs: Sequence[OpenedRun]) -> list[Predictions]:
     """The reported predictions of every run, images and classes in the order of the first. Runs that are not about
     the same images, labels, classes and groups are refused, all in one error."""
     first = runs[0].predictions.of_split(runs[0].split)
@@ -253,7 +254,7 @@ def _in_class_order(predictions: Predictions, classes: tuple[str, ...]) -> Predi
     return replace(predictions, labels=labels, probabilities=predictions.probabilities[:, order], classes=classes)
 
 
-def _group_problems(runs: Sequence[Run], lined: Sequence[Predictions]) -> list[str]:
+def _group_problems(runs: Sequence[OpenedRun], lined: Sequence[Predictions]) -> list[str]:
     known = [(run, p.groups) for run, p in zip(runs, lined, strict=True) if p.groups is not None]
     problems = []
     for run, groups in known[1:]:
@@ -430,7 +431,7 @@ def compared_scores(multilabel: bool) -> tuple[str, ...]:
 
 
 def _scores(
-    runs: Sequence[Run], lined: Sequence[Predictions], units: Units, draws: int, seed: int, warnings: list[str]
+    runs: Sequence[OpenedRun], lined: Sequence[Predictions], units: Units, draws: int, seed: int, warnings: list[str]
 ) -> Scores:
     """Every compared score of every run, and in every draw of units; the draws are the same for all runs."""
     found = [_score_run(run, reported, units, draws, seed) for run, reported in zip(runs, lined, strict=True)]
@@ -441,7 +442,9 @@ def _scores(
     return {m: (np.array([own[m][0] for own in found]), np.stack([own[m][1] for own in found])) for m in metrics}
 
 
-def _score_run(run: Run, reported: Predictions, units: Units, draws: int, seed: int) -> dict[str, tuple[float, Floats]]:
+def _score_run(
+    run: OpenedRun, reported: Predictions, units: Units, draws: int, seed: int
+) -> dict[str, tuple[float, Floats]]:
     """The scores of one run and their draws [D]; those after temperature only where one could be fitted."""
     part = fitting_split(run.predictions, run.split)
     fitting = run.predictions.of_split(part) if part else reported
@@ -597,15 +600,15 @@ def _mean_score(metric: str, values: Floats, draws: Floats, units: Units) -> dic
     }
 
 
-def _correlation(runs: Sequence[Run]) -> dict[str, Any] | None:
-    learned = [run for run in runs if run.correlation is not None]
+def _correlation(runs: Sequence[OpenedRun]) -> dict[str, Any] | None:
+    learned = [run for run in runs if run.soft_labels is not None]
     if len(learned) < 2:
         return None
     classes = learned[0].predictions.classes
     matrices = []
     for run in learned:
         order = [run.predictions.classes.index(name) for name in classes]
-        matrices.append(np.asarray(run.correlation)[np.ix_(order, order)])
+        matrices.append(np.asarray(run.soft_labels)[np.ix_(order, order)])
     table = np.array([[agreement(a, b) for b in matrices] for a in matrices])
     between = table[np.triu_indices(len(learned), 1)]
     known = np.isfinite(between)

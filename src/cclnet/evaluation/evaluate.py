@@ -42,7 +42,7 @@ scores.json::
       "confusion": [[...]] | null,          # K x K counts, row: true class, column: predicted; null for multi-label
       "calibration": {
         "temperature": {
-          "value": 1.37 | null,             # what is saved in model.json; null: could not be fitted
+          "value": 1.37 | null,             # what is saved in calibration.json; null: could not be fitted
           "fitted_on": "calibration" | "val" | "cross-fitted halves" | null,
           "images": 800,                    # how many images it was fitted on
           "halves": [1.35, 1.39] | null,    # cross-fitted: the temperature of each half
@@ -63,7 +63,7 @@ scores.json::
         "per_class": [{"class": "MEL", "images": 158, "share": 0.71}],   # [] for what is kept of a run
         "in_words": "790 of 2,003 images (39%) show a lesion or patient that the model was trained on."
       } | null,
-      "correlation": {...} | null,          # of correlation.csv, see cclnet.evaluation.similarity.summary
+      "correlation": {...} | null,          # of soft_labels.csv, see cclnet.evaluation.similarity.summary
       "mistakes": [                         # the most confident errors, worst first, at most 24; [] for multi-label
         {"image": "ISIC_0024", "label": "MEL", "predicted": "NV", "probability": 0.99, "probability_of_label": 0.01}
       ],
@@ -88,23 +88,22 @@ correlation::
 
 from __future__ import annotations
 
-import json
 import math
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import cclnet
 from cclnet.evaluation import calibration
 from cclnet.evaluation import similarity as correlation
 from cclnet.evaluation.bootstrap import LEVEL, Units, bootstrap, interval, units_of, units_with
 from cclnet.evaluation.calibration import SMALLEST, calibrate, fitting_split
 from cclnet.evaluation.metrics import PER_CLASS, confusion, decision_statistic, decisions, ranking_statistic, score
-from cclnet.files import make_folder, write_whole
-from cclnet.runs.folder import Run, open_run
+from cclnet.files import make_folder
+from cclnet.runs.folder import OpenedRun, RunFolder, open_run
+from cclnet.runs.model import Calibration, FittedTemperature
 from cclnet.runs.predictions import Floats, Integers, Predictions
+from cclnet.runs.provenance import package_versions
 
 # What scores.json and comparison.json say alike: numbers with intervals, the part, the draws, the versions.
 
@@ -150,8 +149,7 @@ def intervals_of(units: Units, draws: int, seed: int) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    packages = ("numpy", "scikit-learn", "scipy", "pandas")
-    return {"cclnet": cclnet.__version__} | {name: version(name) for name in packages}
+    return package_versions(("numpy", "scikit-learn", "scipy", "pandas"))
 
 
 # What a reader of scores must know before believing them, in whole sentences.
@@ -207,7 +205,7 @@ PROPORTIONS = ("accuracy", "top_2_accuracy", "top_3_accuracy", "top_5_accuracy",
 def evaluate(run: str | Path, out: str | Path | None = None, draws: int = 1000, seed: int = 0) -> dict[str, Any]:
     """Judge a run folder or a predictions.csv; see above for what comes back.
 
-    A run folder gets its scores.json and, in model.json, its temperature. Where ``out`` names another folder, that gets
+    A run folder gets its scores.json and its calibration.json. Where ``out`` names another folder, that gets
     scores.json, with the temperature in it, and the run is left alone. For a file alone nothing is written without
     ``out``. ``draws`` bootstrap draws, from ``seed``: the same call gives the same numbers.
     """
@@ -224,12 +222,11 @@ def evaluate(run: str | Path, out: str | Path | None = None, draws: int = 1000, 
     values, table = score(reported)
     before, *after = (_stage(p, drawn, units) for p, drawn in zip(stages, calibrated, strict=True))
     counts = None if reported.multilabel else confusion(reported)
-    model = None if opened.model is None else opened.model | {"temperature": temperature.value}
     judged = {
         "format": 1,
         "kind": "scores",
         "name": opened.name,
-        "model": model,
+        "model": None if opened.model is None else opened.model.to_json(),
         "task": "multi-label" if reported.multilabel else "single-label",
         "classes": list(reported.classes),
         "split": split_summary(opened.predictions, opened.split),
@@ -255,12 +252,13 @@ def evaluate(run: str | Path, out: str | Path | None = None, draws: int = 1000, 
         "versions": versions(),
     }
     judged["warnings"] = cautions(judged, reported, units, fitting if fit_on else None)
-    folder = opened.folder if out is None else Path(out)
+    folder = opened.folder if out is None else RunFolder(out)
     if folder is not None:
-        make_folder(folder)
-        if model != opened.model and opened.folder is not None and folder.samefile(opened.folder):
-            write_whole(folder / "model.json", json.dumps(model, indent=2) + "\n")
-        write_whole(folder / "scores.json", json.dumps(judged, indent=1, allow_nan=False) + "\n")
+        make_folder(folder.path)
+        if opened.folder is not None and folder.path.samefile(opened.folder.path):
+            fitted = FittedTemperature(temperature.value, temperature.fitted_on, temperature.images, temperature.halves)
+            folder.write_calibration(Calibration(fitted))
+        folder.write_scores(judged)
     return judged
 
 
@@ -314,16 +312,16 @@ def _stage(predictions: Predictions, drawn: dict[str, Floats], units: Units) -> 
     }
 
 
-def _correlation(run: Run, counts: Integers | None) -> dict[str, Any] | None:
-    if run.correlation is None:
+def _correlation(run: OpenedRun, counts: Integers | None) -> dict[str, Any] | None:
+    if run.soft_labels is None:
         return None
-    model = run.model or {}
-    known = model.get("classes") == list(run.predictions.classes)
+    model = run.model
+    known = model is not None and model.classes == run.predictions.classes
     return correlation.summary(
         run.predictions.classes,
-        run.correlation,
-        model.get("collapse_softness"),
-        model.get("class_counts") if known else None,
+        run.soft_labels,
+        None if model is None else model.collapse_softness,
+        model.class_counts if model is not None and known else None,
         counts,
     )
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import math
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -37,16 +35,9 @@ from cclnet.report.figures import (
     training_curves,
 )
 from cclnet.report.text import count_text, duration_text, interval_text, signed_text, value_text, with_interval
-from cclnet.runs.soft_labels import tells_classes_apart
+from cclnet.runs.folder import RunFolder
+from cclnet.runs.model import has_similarity
 from cclnet.settings import data_options
-
-# What a report reads from a run folder beside its scores: settings and the record of training.
-
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 @dataclass(frozen=True)
@@ -63,33 +54,8 @@ def read_run(run: str | Path) -> RunFiles:
     folder = Path(run)
     if not folder.is_dir():
         return RunFiles(folder.parent)
-    return RunFiles(folder, _settings(folder / "settings.toml"), _records(folder / "metrics.jsonl"))
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path} is not valid TOML: {error}. Mend it, or remove it to report without settings."
-        ) from error
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}, line {number} is not JSON: {error}. Mend it, or remove the file.") from error
-        if not isinstance(record, dict) or not isinstance(record.get("epoch"), (int, float)):
-            raise InputError(f"{path}, line {number}: expected an object with an 'epoch', got {line[:60]!r}.")
-        records.append(record)
-    return records
+    run_folder = RunFolder(folder)
+    return RunFiles(folder, run_folder.read_settings_table(), run_folder.read_history())
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -125,7 +91,7 @@ def what_it_is(judged: Judged) -> str:
     if not model:
         return ""
     trained = model.get("trained") or {}
-    pieces = [f"method {model['method']}", f"network {model['backbone']}"] if "method" in model else []
+    pieces = [f"method {model['method']}", f"network {model['backbone']}"] if model.get("method") else []
     pieces += [f"trained on {count_text(trained['images'], 'image')}"] if trained.get("images") else []
     pieces += [f"seed {trained['seed']}"] if trained.get("seed") is not None else []
     return ", ".join(pieces)
@@ -283,7 +249,7 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "tells_apart": tells_classes_apart,
+        "tells_apart": has_similarity,
         "score": words.score,
         "value": words.value_text,
         "interval": words.interval_text,
@@ -491,7 +457,7 @@ def _absent(run: RunFiles, judged: Judged) -> list[str]:
     if judged["model"] is None:
         lines.append("how the model was made (no model.json)")
     if judged["correlation"] is None:
-        lines.append("soft labels (no correlation.csv: the method learns none)")
+        lines.append("soft labels (no soft_labels.csv: the method learns none)")
     if judged["confusion"] is None:
         lines.append("confusion matrix and worst mistakes (an image may carry several labels)")
     return lines

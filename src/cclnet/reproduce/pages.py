@@ -111,7 +111,7 @@ def _beyond(tables: Mapping[str, Sequence[Grid]]) -> list[Grid]:
 
 def _tune_rows(folder: Path) -> list[dict[str, Any]]:
     return [
-        {"candidate": r.cell.variant, "seed": r.cell.seed, **{name: r.value(name) for name in r.content["scores"]}}
+        {"candidate": r.cell.variant, "seed": r.cell.seed, **{name: r.value(name) for name in r.scores}}
         for r in read_results(folder)
     ]
 
@@ -120,8 +120,8 @@ def runs_in_words(results: Sequence[Result]) -> str:
     """How many runs stand behind the tables, on what, for how long."""
     if not results:
         return "No cell has been run yet."
-    devices = sorted({r.content["device"] for r in results})
-    seconds = sum(r.content["seconds"] for r in results)
+    devices = sorted({r.device for r in results})
+    seconds = sum(r.seconds for r in results)
     return f"{len(results)} runs on {', '.join(devices)}, {seconds / 60:,.0f} minutes of training together."
 
 

@@ -51,13 +51,13 @@ def looks_figure(results: Sequence[Result], backbone: str = "resnet18") -> Figur
 
     rows = rows_of_looks(results, backbone)
     measured = yardsticks(rows)
-    shown = [(name, [r for r in own if r.course]) for name, own in rows.items()]
+    shown = [(name, [r for r in own if r.soft_label_history]) for name, own in rows.items()]
     shown = [(name, own) for name, own in shown if own]
     if measured is None or not shown:
         return None
     figure = Figure(figsize=(2.8 * len(shown) + 0.6, 3.4), layout="constrained")
     axes = figure.subplots(1, len(shown), sharex=True, sharey=True, squeeze=False)[0]
-    own_rarity = rarity_agreement(measured.balanced, shown[0][1][0].content["class_counts"])
+    own_rarity = rarity_agreement(measured.balanced, shown[0][1][0].class_counts)
     for axis, (name, own) in zip(axes, shown, strict=True):
         axis.axhline(0, color="grey", linewidth=0.6)
         axis.axhline(own_rarity, color=RARE, linestyle=":", linewidth=1.2)
@@ -72,17 +72,17 @@ def looks_figure(results: Sequence[Result], backbone: str = "resnet18") -> Figur
 
 
 def _curves(axis: Any, result: Result, yardstick: Floats) -> None:
-    course, held = result.course, result.content["freeze_epoch"]
-    assert course is not None  # only those that have one are shown
-    counts = result.content["class_counts"]
+    history, held = result.soft_label_history, result.freeze_epoch
+    assert history is not None  # only those that have one are shown
+    counts = result.class_counts
     for colour, values in (
-        (LOOKED, [agreement(matrix, yardstick) for matrix in course["matrices"]]),
-        (RARE, [rarity_agreement(matrix, counts) for matrix in course["matrices"]]),
+        (LOOKED, [agreement(matrix, yardstick) for matrix in history["matrices"]]),
+        (RARE, [rarity_agreement(matrix, counts) for matrix in history["matrices"]]),
     ):
-        axis.plot(course["epochs"], values, color=colour, alpha=0.8, linewidth=1.3)
+        axis.plot(history["epochs"], values, color=colour, alpha=0.8, linewidth=1.3)
         if held is not None:
-            near = min(range(len(values)), key=lambda i: abs(course["epochs"][i] - held))
-            axis.plot(course["epochs"][near], values[near], "o", color=colour, markersize=5)
+            near = min(range(len(values)), key=lambda i: abs(history["epochs"][i] - held))
+            axis.plot(history["epochs"][near], values[near], "o", color=colour, markersize=5)
 
 
 if TYPE_CHECKING:
@@ -125,14 +125,14 @@ def _new(rows: int, columns: int, width: float, height: float) -> tuple[Figure, 
 
 def _matrices(shown: Sequence[tuple[str, Result | None]]) -> Figure | None:
     """Soft labels side by side, one scale for all, and how far they agree."""
-    there = [(title, result) for title, result in shown if result is not None and result.content["correlation"]]
+    there = [(title, result) for title, result in shown if result is not None and result.soft_labels]
     if not there:
         return None
     figure, axes = _new(1, len(there), 3.6 * len(there) + 0.6, 4.3)
-    highest = max(max(map(max, result.content["correlation"])) for _, result in there)
+    highest = max(max(map(max, result.matrix)) for _, result in there)
     for axis, (title, result) in zip(axes[0], there, strict=True):
-        drawn = _matrix(axis, result.content["correlation"], result.content["classes"], highest)
-        axis.set_title(f"{title}\nsoftness {result.content['final_softness']:.3f}", fontsize=10)
+        drawn = _matrix(axis, result.matrix, result.classes, highest)
+        axis.set_title(f"{title}\nsoftness {result.final_softness:.3f}", fontsize=10)
     figure.colorbar(drawn, ax=axes[0], shrink=0.75)
     figure.suptitle(_agreement_in_words(there), fontsize=9)
     return figure
@@ -140,13 +140,11 @@ def _matrices(shown: Sequence[tuple[str, Result | None]]) -> Figure | None:
 
 def _agreement_in_words(there: Sequence[tuple[str, Result]]) -> str:
     pairs = [
-        f"{a} and {b} {agreement(first.content['correlation'], second.content['correlation']):+.2f}"
+        f"{a} and {b} {agreement(first.matrix, second.matrix):+.2f}"
         for (a, first), (b, second) in itertools.combinations(there, 2)
     ]
     rarity = [
-        f"{title} {result.content['rarity_agreement']:+.2f}"
-        for title, result in there
-        if result.content["rarity_agreement"] is not None
+        f"{title} {result.rarity_agreement:+.2f}" for title, result in there if result.rarity_agreement is not None
     ]
     lines = [f"Rank correlation off the diagonal: {', '.join(pairs)}"] if pairs else []
     lines += [f"with class rarity: {', '.join(rarity)}"] if rarity else []
@@ -166,20 +164,20 @@ def _matrix(axis: Axes, matrix: Sequence[Sequence[float]], classes: Sequence[str
 
 def _softness(shown: Sequence[tuple[str, Result | None]]) -> Figure | None:
     """Softness after each epoch at every rate of the head; a dot where the dictionary was frozen."""
-    there = [(title, result) for title, result in shown if result is not None and result.content["softness"]]
+    there = [(title, result) for title, result in shown if result is not None and result.softness]
     if not there:
         return None
     figure, axes = _new(1, 1, 7.5, 4.2)
     axis = axes[0][0]
     for title, result in there:
         _curve(axis, result, title)
-    _finish(axis, len(there[0][1].content["classes"]), "learning rate of the head")
+    _finish(axis, len(there[0][1].classes), "learning rate of the head")
     axis.set_title("Softness over epochs (ResNet-18)", fontsize=10)
     return figure
 
 
 def _curve(axis: Axes, result: Result, title: str, style: str = "-") -> None:
-    softness, frozen = result.content["softness"], result.content["freeze_epoch"]
+    softness, frozen = result.softness or [], result.freeze_epoch
     line = axis.plot(range(1, len(softness) + 1), softness, style, label=title, linewidth=1.4)[0]
     if frozen is not None:
         axis.plot([frozen], [softness[frozen - 1]], "o", color=line.get_color(), markersize=5)
@@ -210,11 +208,11 @@ def _drift(found: dict[str, Result]) -> Figure | None:
         _curve(axis, result, f"{rate:g}, never frozen")
         if (frozen := _of(found, Cell(lr_ccl=rate))) is not None:
             _curve(axis, frozen, f"{rate:g}", "--")
-    _finish(axis, len(there[0][1].content["classes"]), "learning rate of the head")
+    _finish(axis, len(there[0][1].classes), "learning rate of the head")
     axis.set_title("Without the freeze rule the labels drift", fontsize=10)
-    highest = max(max(map(max, result.content["correlation"])) for _, result in there)
+    highest = max(max(map(max, result.matrix)) for _, result in there)
     for place, (rate, result) in zip(axes[0][1:], there, strict=True):
-        matrix, classes = result.content["correlation"], result.content["classes"]
+        matrix, classes = result.matrix, result.classes
         _matrix(place, matrix, classes, highest)
         place.set_title(f"rate {rate:g}, last epoch\n{_distance_in_words(matrix)}", fontsize=9)
     return figure

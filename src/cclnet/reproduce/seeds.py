@@ -15,6 +15,7 @@ from cclnet.evaluation.compare import compare
 from cclnet.files import read_json_bz2, write_json_bz2
 from cclnet.reproduce.experiments import Cell
 from cclnet.reproduce.paper import METHODS
+from cclnet.runs.kept_result import KeptResult
 from cclnet.sweep import results
 
 # Results of the experiments: what ``cclnet.sweep`` keeps of any run, with the cell it belongs to.
@@ -25,15 +26,21 @@ __all__ = ["SCORES", "Result", "read_results"]
 SCORES = results.SCORES
 
 
-class Result(results.Result):
+class Result(KeptResult):
     @property
     def cell(self) -> Cell:
-        return Cell(**self.content["cell"])
+        return Cell(**self.keys)
+
+    @property
+    def matrix(self) -> list[list[float]]:
+        """The soft labels of a method that learns them."""
+        assert self.soft_labels is not None
+        return self.soft_labels
 
 
 def read_results(folder: Path) -> list[Result]:
     """Every result in a folder, in the order of their names."""
-    return [Result(result.path, result.content) for result in results.read_results(folder)]
+    return [Result(**vars(result)) for result in results.read_results(folder)]
 
 
 RIVALS = ("ccl", "hard", "lsr-u5")  # compared in pairs, the first of a pair first
@@ -57,7 +64,7 @@ class Seeds:
         """Of each score over the seeds of one cell: mean, sd, and an interval over seeds and lesions (for one seed:
         over lesions)."""
         if len(results) == 1:
-            scores = results[0].content["scores"]
+            scores = results[0].scores
             return {
                 name: {"mean": s["value"], "sd": None, "low": s["low"], "high": s["high"], "values": [s["value"]]}
                 for name, s in scores.items()

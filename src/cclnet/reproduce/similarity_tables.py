@@ -55,7 +55,7 @@ def yardsticks(rows: Mapping[str, Sequence[Result]]) -> Yardsticks | None:
 
 def _confusion(result: Result, reweigh: bool = False) -> Floats:
     said = open_run(result.path).predictions
-    return mean_confusion(said.labels, said.probabilities, result.content["class_counts"] if reweigh else None)
+    return mean_confusion(said.labels, said.probabilities, result.class_counts if reweigh else None)
 
 
 def rows_of_looks(results: Sequence[Result], backbone: str) -> dict[str, list[Result]]:
@@ -72,7 +72,7 @@ def structure_grid(results: Sequence[Result]) -> Grid:
         against = title if measured[title] else lender
         named = (title,) if against in (title, None) else (title, f"yardstick of {against}")
         for name, own in rows_of_looks(results, backbone).items():
-            if any(result.content["correlation"] for result in own):
+            if any(result.soft_labels for result in own):
                 rows.append((named, (LOOKS[name],), *_structure(own, measured[against] if against else None)))
     return Grid(
         "What the soft labels follow",
@@ -96,7 +96,7 @@ def _reliability(results: Sequence[Result]) -> str:
         measured = yardsticks(found)
         if measured is None:
             continue
-        counts = found["yardstick"][0].content["class_counts"]
+        counts = found["yardstick"][0].class_counts
         words += f" The yardstick itself and rarity: {rarity_agreement(measured.balanced, counts):.2f} ({title})"
         words += "." if measured.seeds_agree is None else f"; two seeds' yardsticks: {measured.seeds_agree:.2f}."
     return words
@@ -107,9 +107,9 @@ def _between_backbones(results: Sequence[Result]) -> str:
     words = ""
     for name, label in LOOKS.items():
         matrices = {
-            title: np.mean([result.content["correlation"] for result in own], axis=0)
+            title: np.mean([result.matrix for result in own], axis=0)
             for backbone, title in BACKBONES.items()
-            if (own := seeds_of(results, looks_cell(name, backbone))) and own[0].content["correlation"]
+            if (own := seeds_of(results, looks_cell(name, backbone))) and own[0].soft_labels
         }
         pairs = [
             f"{first} and {second} {number(agreement(matrices[first], matrices[second]), 2)}"
@@ -120,8 +120,8 @@ def _between_backbones(results: Sequence[Result]) -> str:
 
 
 def _structure(own: Sequence[Result], measured: Yardsticks | None) -> list[Lines]:
-    matrices = [np.asarray(result.content["correlation"]) for result in own]
-    counts = own[0].content["class_counts"]
+    matrices = [np.asarray(result.soft_labels) for result in own]
+    counts = own[0].class_counts
     balanced, reweighed = (None, None) if measured is None else (measured.balanced, measured.reweighed)
     sizes = [float(spearmanr(m.diagonal(), counts).statistic) if np.ptp(m.diagonal()) > 1e-9 else math.nan
              for m in matrices]  # fmt: skip
@@ -129,12 +129,12 @@ def _structure(own: Sequence[Result], measured: Yardsticks | None) -> list[Lines
     return [
         _mean([agreement(m, balanced) for m in matrices] if balanced is not None else []),
         _mean([agreement(m, reweighed) for m in matrices] if reweighed is not None else []),
-        _mean([result.content["rarity_agreement"] for result in own]),
+        _mean([result.rarity_agreement for result in own]),
         _mean([agreement_beside(m, balanced, rarity(counts)) for m in matrices] if balanced is not None else []),
-        _mean([result.content["final_softness"] for result in own]),
+        _mean([result.final_softness for result in own]),
         _mean(sizes),
         (number(statistics.mean(between), 2) if between else NONE,),
-        (", ".join(str(result.content["freeze_epoch"] or "never") for result in own),),
+        (", ".join(str(result.freeze_epoch or "never") for result in own),),
     ]
 
 
@@ -238,5 +238,5 @@ def best_change(results: Sequence[Result]) -> str | None:
 
 
 def _one(result: Result) -> dict[str, dict[str, float | None]]:
-    scores = result.content["scores"]
+    scores = result.scores
     return {n: {"mean": s["value"], "sd": None, "low": s["low"], "high": s["high"]} for n, s in scores.items()}

@@ -64,7 +64,7 @@ def _table1_caption(results: Sequence[Result], split: str) -> str:
     words = "Each field: our value, the paper's, and the difference with its 95% interval, which is that of our value "
     words += "(over seeds and lesions both; for one seed over lesions)."
     if own:
-        part = own[0].content["split"]
+        part = own[0].split
         groups = f" of {part['groups']:,} lesions" if part["groups"] else ""
         words += f" Judged on {part['images']:,} images{groups}."
     if split == "lesion":
@@ -146,8 +146,8 @@ def _each(own: Sequence[Result], key: str, none: str, digits: int) -> str:
     """A value of each seed."""
     if not own:
         return NOT_RUN
-    values = [none if r.content[key] is None else f"{r.content[key]:.{digits}f}" for r in own]
-    return ", ".join(values)
+    values = [getattr(r, key) for r in own]
+    return ", ".join(none if value is None else f"{value:.{digits}f}" for value in values)
 
 
 def _softness(own: Sequence[Result], published: float) -> Lines:
@@ -155,15 +155,15 @@ def _softness(own: Sequence[Result], published: float) -> Lines:
     if not own:
         return (NOT_RUN, paper)
     converged = sum(map(_converged_softness, own)) / len(own)
-    last = sum(r.content["final_softness"] for r in own) / len(own)
+    last = sum(r.final_softness or 0.0 for r in own) / len(own)
     return (number(converged), paper, f"{signed_text(converged - published, 3)}, at the end {number(last)}")
 
 
 def _converged_softness(result: Result) -> float:
     """The softness that the paper tells: "when the CCL head converges", ten epochs before the labels are frozen."""
-    content = result.content
-    epoch = content["converged_epoch"]
-    return content["final_softness"] if epoch is None else content["softness"][epoch - 1]
+    if result.converged_epoch is None or result.softness is None:
+        return result.final_softness or 0.0
+    return result.softness[result.converged_epoch - 1]
 
 
 def rivals_grid(results: Sequence[Result], seeds: Seeds) -> Grid:
@@ -221,11 +221,11 @@ def tune_grid(results: Sequence[Result]) -> Grid:
 
     rows = []
     for result in sorted(results, key=merit):
-        settings = result.content["settings"]
+        settings = result.settings
         jitter = "/".join(f"{settings['augment'][n]:g}" for n in ("brightness", "contrast", "saturation", "hue"))
         clip = f"{settings['clip']:g}" if settings["clip"] else "none"
         drops = ", ".join(f"{drop * settings['epochs']:.0f}" for drop in settings["drops"])
-        scores = [(number(result.value(n)), _interval(*(result.content["scores"][n][e] for e in ("low", "high"))))
+        scores = [(number(result.value(n)), _interval(*(result.scores[n][e] for e in ("low", "high"))))
                   for n in CHOSEN_BY]  # fmt: skip
         names = ((result.cell.variant,), (str(result.cell.seed),))
         rows.append((*names, (str(settings["epochs"]),), (drops,), (jitter,), (clip,), *scores))
@@ -242,12 +242,12 @@ def tune_grid(results: Sequence[Result]) -> Grid:
 def cost_grid(results: Sequence[Result]) -> Grid:
     """What the runs took."""
     rows = []
-    for device in sorted({r.content["device"] for r in results}):
+    for device in sorted({r.device for r in results}):
         for backbone, title in BACKBONES.items():
-            own = [r.content for r in results if (r.content["device"], r.cell.backbone) == (device, backbone)]
+            own = [r for r in results if (r.device, r.cell.backbone) == (device, backbone)]
             if own:
-                speed = statistics.median(content["images_per_second"] for content in own)
-                minutes = statistics.mean(content["seconds"] for content in own) / 60
+                speed = statistics.median(r.images_per_second for r in own)
+                minutes = statistics.mean(r.seconds for r in own) / 60
                 rows.append(((device,), (title,), (str(len(own)),), (f"{speed:,.0f}",), (f"{minutes:.1f}",)))
     return Grid(
         "What it took",
@@ -298,8 +298,9 @@ def table2_rows(results: Sequence[Result], split: str = "paper") -> list[dict[st
         paper = {f"paper_{key}": value for key, value in asdict(published).items()}
         own = seeds_of(results, Cell(split=split, lr_ccl=rate))
         for result in own:
-            content = result.content
-            values = {key: content[key] for key in ("converged_epoch", "freeze_epoch", "final_softness")}
+            values: dict[str, Any] = {
+                key: getattr(result, key) for key in ("converged_epoch", "freeze_epoch", "final_softness")
+            }
             values["converged_softness"] = _converged_softness(result)
             scores = {name: result.value(name) for name in ("accuracy", "kappa")}
             rows.append({"lr_ccl": rate, "seed": result.cell.seed, **values, **scores, **paper, "state": "run"})

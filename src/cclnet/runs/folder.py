@@ -1,66 +1,83 @@
-"""What a run left behind, as far as judging it needs: predictions, model.json, correlation.csv, split.csv, settings."""
+"""The run folder, and runs as evaluation opens them.
+
+A run is a folder with ``settings.toml split.csv metrics.jsonl checkpoints/ model.safetensors model.json
+soft_labels.csv predictions.csv calibration.json scores.json report.html``. Each file has one reader and one writer,
+both in ``cclnet.runs``, and no stage changes the file of an earlier one. The folder suffices to resume the run, to
+evaluate it again without the model, and to deploy the model.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from torch import Tensor
+import numpy.typing as npt
 
-from cclnet.data.split import leaks
 from cclnet.errors import InputError
-from cclnet.files import write_whole
-from cclnet.runs.predictions import Floats, Predictions, read_predictions
-from cclnet.runs.soft_labels import read_soft_labels, write_soft_labels
+from cclnet.files import make_folder, write_whole
+from cclnet.runs.kept_result import read_kept_result
+from cclnet.runs.model import (
+    Calibration,
+    ModelDescription,
+    read_calibration_file,
+    read_json,
+    read_model_file,
+    read_soft_labels,
+    write_calibration_file,
+    write_model_file,
+    write_soft_labels,
+)
+from cclnet.runs.predictions import Floats, Predictions, read_predictions, write_predictions
+from cclnet.runs.split_file import SplitTable, leaks, read_split_file, write_split_file
 from cclnet.settings import Settings, make_settings, read_settings, to_toml
 
-# A run is a folder: enough to run it again, to score it again without the model, and to ship it.
+PREDICTIONS = ("predictions.csv", "predictions.csv.gz", "predictions.csv.bz2")  # any one of them
 
 
 class RunFolder:
-    """The files of a run, by name."""
+    """The files of a run: their paths, and for each a method that reads and one that writes it.
+
+    ``cclnet export`` writes folders with some of the same files (model.json, calibration.json, soft_labels.csv), which
+    are read in the same way.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.settings = self.path / "settings.toml"
         self.split = self.path / "split.csv"
-        self.metrics = self.path / "metrics.jsonl"
+        self.history = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.weights = self.path / "model.safetensors"
         self.model = self.path / "model.json"
-        self.correlation = self.path / "correlation.csv"
+        self.soft_labels = self.path / "soft_labels.csv"
+        self.soft_label_history = self.path / "soft_labels.jsonl"
         self.predictions = self.path / "predictions.csv"
+        self.calibration = self.path / "calibration.json"
+        self.scores = self.path / "scores.json"
         self.tensorboard = self.path / "tensorboard"
 
     def create(self, settings: Settings) -> None:
-        """Make the folder for a new run. One that holds a run already is left alone."""
+        """Make the folder of a new run and write its settings. A folder with files of a run is refused."""
         if self.settings.exists():
             raise InputError(
                 f"{self.path} holds a run already. Go on with it: cclnet train --resume {self.path}; "
                 "or choose another --out."
             )
-        if left := [path.name for path in self._of_a_run() if path.exists()]:
+        if left := [path.name for path in self._written_in_training() if path.exists()]:
             raise InputError(f"{self.path} has {', '.join(left)} of another run: remove them, or choose another --out.")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"the run folder {self.path} cannot be made: {error.strerror}. Choose another --out."
-            ) from error
+        make_folder(self.path)
         write_whole(self.settings, to_toml(settings))
 
     def discard(self) -> None:
-        """Take a folder back in which nothing was trained that could be gone on with."""
+        """Remove the files of a run that has no checkpoint to resume from."""
         if any(self.checkpoints.glob("*.pt")):
             return
-        for path in (self.settings, *self._of_a_run()):
+        for path in (self.settings, *self._written_in_training()):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -68,36 +85,128 @@ class RunFolder:
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
-    def _of_a_run(self) -> tuple[Path, ...]:
-        """What a run writes while it trains, beside its settings."""
-        return self.split, self.metrics, self.checkpoints, self.tensorboard
+    def _written_in_training(self) -> tuple[Path, ...]:
+        return self.split, self.history, self.checkpoints, self.tensorboard
 
     def read_settings(self) -> Settings:
+        """The settings of a run to resume; one that this version does not know is an error."""
         if not self.settings.exists():
             raise InputError(f"{self.path} holds no run to resume (no settings.toml): start it with --out.")
-        return make_settings(read_settings(self.settings))
+        return make_settings(self.read_settings_table())
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """One record for each epoch so far."""
-        if not self.metrics.exists():
+    def read_settings_table(self) -> dict[str, Any]:
+        """The settings as nested values, just as the file has them; {} without a file."""
+        if not self.settings.exists():
+            return {}
+        table = read_settings(self.settings)
+        if "part_column" in table:  # its name before version 0.2
+            table["split_column"] = table.pop("part_column")
+        return table
+
+    def read_split(self) -> SplitTable:
+        return read_split_file(self.split)
+
+    def write_split(self, table: SplitTable) -> None:
+        write_split_file(self.split, table)
+
+    def read_history(self) -> list[dict[str, Any]]:
+        """One record per epoch so far: its number, losses, learning rates, speed, validation scores."""
+        if not self.history.exists():
             return []
-        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        return list(_records(self.history))
 
-    def write_metrics(self, records: Sequence[Mapping[str, Any]]) -> None:
-        write_whole(self.metrics, "".join(json.dumps(record) + "\n" for record in records))
+    def write_history(self, records: Sequence[Mapping[str, Any]]) -> None:
+        write_whole(self.history, "".join(json.dumps(record) + "\n" for record in records))
 
-    def write_model(self, state: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
-        from safetensors.torch import save
+    def read_model(self) -> ModelDescription:
+        return read_model_file(self.model)
 
-        write_whole(self.weights, save({name: value.contiguous().cpu() for name, value in state.items()}))
-        write_whole(self.model, json.dumps(description, indent=1, ensure_ascii=False) + "\n")
+    def write_model(self, weights: bytes, description: ModelDescription) -> None:
+        """Write model.safetensors (its content) and model.json."""
+        write_whole(self.weights, weights)
+        write_model_file(self.model, description)
 
-    def write_soft_labels(self, matrix: Tensor, classes: Sequence[str]) -> None:
-        write_soft_labels(self.correlation, classes, matrix.double().cpu().numpy())
+    def read_calibration(self) -> Calibration:
+        """What was fitted after training; empty where nothing was."""
+        return read_calibration_file(self.calibration)
+
+    def write_calibration(self, calibration: Calibration) -> None:
+        write_calibration_file(self.calibration, calibration)
+
+    def read_soft_labels(self, classes: Sequence[str]) -> Floats | None:
+        """The [K, K] soft labels in the order of ``classes``, row k that of class k; None where there are none."""
+        old = self.path / "correlation.csv"  # the name of the file before version 0.2
+        path = next((path for path in (self.soft_labels, old) if path.is_file()), None)
+        if path is None:
+            return None
+        names, matrix = read_soft_labels(path)
+        if set(names) != set(classes):
+            raise InputError(
+                f"{path} has the classes {', '.join(names)}, the other files have {', '.join(classes)}. They do not "
+                "belong to one run."
+            )
+        order = [names.index(name) for name in classes]
+        return matrix[np.ix_(order, order)]
+
+    def write_soft_labels(self, classes: Sequence[str], matrix: npt.ArrayLike) -> None:
+        write_soft_labels(self.soft_labels, classes, matrix)
+
+    def read_soft_label_history(self) -> dict[str, Any] | None:
+        """The epochs for which soft labels were recorded, and their matrices; None where there are none."""
+        if not self.soft_label_history.exists():
+            return None
+        of_epoch = {record["epoch"]: record["matrix"] for record in _records(self.soft_label_history)}
+        return {"epochs": sorted(of_epoch), "matrices": [of_epoch[epoch] for epoch in sorted(of_epoch)]}
+
+    def add_to_soft_label_history(self, epoch: int, matrix: Sequence[Sequence[float]]) -> None:
+        """Record the soft labels after an epoch. A resumed run may record an epoch twice; the later one counts."""
+        path = self.soft_label_history
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        write_whole(path, before + json.dumps({"epoch": epoch, "matrix": matrix}) + "\n")
+
+    def find_predictions(self) -> Path | None:
+        """predictions.csv, or a compressed one; None without."""
+        return next((path for name in PREDICTIONS if (path := self.path / name).is_file()), None)
+
+    def read_predictions(self, multilabel: bool | None = None) -> Predictions:
+        path = self.find_predictions()
+        if path is None:
+            raise InputError(f"{self.path} holds no predictions.csv. Train to the end first, or give the file itself.")
+        return read_predictions(path, multilabel)
+
+    def write_predictions(self, predictions: Predictions) -> None:
+        write_predictions(self.predictions, predictions)
+
+    def read_scores(self) -> dict[str, Any] | None:
+        """The content of scores.json; None where the run has not been evaluated."""
+        if not self.scores.is_file():
+            return None
+        content = read_json(self.scores)
+        if (content.get("format"), content.get("kind")) != (1, "scores"):
+            raise InputError(
+                f"{self.scores} is not what cclnet evaluate writes (format {content.get('format')!r}, kind "
+                f"{content.get('kind')!r}). Run that again."
+            )
+        return content
+
+    def write_scores(self, scores: Mapping[str, Any]) -> None:
+        write_whole(self.scores, json.dumps(scores, indent=1, allow_nan=False) + "\n")
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects in a file with one per epoch and line."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path}, line {number} is not JSON: {error}. Fix it, or remove the file.") from error
+        if not isinstance(record, dict) or not isinstance(record.get("epoch"), (int, float)):
+            raise InputError(f"{path}, line {number}: expected an object with an 'epoch', got {line[:60]!r}.")
+        yield record
 
 
 def free_name(folder: Path, settings: Settings) -> Path:
-    """A folder that is not there yet, named after what is run in it."""
+    """A folder that does not exist yet, named after data, backbone, method and seed."""
     stem = Path(settings.data.partition(":")[0]).stem or "data"
     name = f"{stem}-{settings.backbone}-{settings.method}-seed{settings.seed}"
     for number in range(1, 10_000):
@@ -107,14 +216,7 @@ def free_name(folder: Path, settings: Settings) -> Path:
     raise InputError(f"there are too many runs called {name} in {folder}: give --out.")
 
 
-PREDICTIONS = ("predictions.csv", "predictions.csv.gz", "predictions.csv.bz2")  # in a run folder, any one of them
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-# Settings in which the runs of one method may differ: they say where and how, not what, was trained.
+# Settings in which the runs of one method may differ: they say where and how it was trained, not what.
 INCIDENTAL = (
     "seed", "split.seed", "out", "name", "device", "devices", "workers", "data", "image_folder", "cache_dir",
     "follow_links", "cache", "progress", "tensorboard", "resident", "compile", "max_minutes", "validate_every",
@@ -122,78 +224,62 @@ INCIDENTAL = (
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run folder; or a predictions.csv alone (then ``folder`` is None and nothing else is known); or what
-    ``cclnet.sweep`` keeps of a run, a small JSON with the predictions beside it (then ``folder`` is None as well).
+class OpenedRun:
+    """What evaluation needs of a run: opened from a run folder, from a predictions.csv alone, or from a kept result.
 
     Attributes:
         name: of the folder or file.
         path: as it was given.
-        predictions: of every part in the file.
-        part: what is reported: "test" if there, else "val", else "all".
-        model: model.json, or None.
-        correlation: the [K, K] matrix of correlation.csv, or None.
+        folder: the run folder; None for a file.
+        predictions: of every split in the file.
+        split: the split that is reported: "test" if there, else "val", else "all".
+        model: model.json; None for a predictions.csv alone.
+        soft_labels: [K, K], row k the soft label of class k; None where there are none.
+        settings_table: the settings as nested values; {} where unknown.
     """
 
     name: str
     path: Path
-    folder: Path | None
+    folder: RunFolder | None
     predictions: Predictions
     split: str
-    model: dict[str, Any] | None
-    correlation: Floats | None
-    kept_settings: Mapping[str, Any] = field(default_factory=dict)
+    model: ModelDescription | None = None
+    soft_labels: Floats | None = None
+    settings_table: Mapping[str, Any] = field(default_factory=dict)
     kept_leak: Mapping[str, Any] | None = None
 
     @property
     def seed(self) -> int | None:
-        return (self.model or {}).get("trained", {}).get("seed")
+        return None if self.model is None else self.model.trained.seed
 
     def settings(self) -> dict[str, Any]:
-        """What was trained, by dotted names, without what is incidental; empty where it is not known."""
-        path = None if self.folder is None else self.folder / "settings.toml"
-        nested = self.kept_settings
-        if path is not None and path.exists():
-            try:
-                nested = tomllib.loads(path.read_text(encoding="utf-8"))
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise InputError(f"{path} is not valid TOML: {error}. Mend it, or remove it.") from error
-        flat = dict(_flat(nested))
-        # settings.toml has these only if they were given (before version 0.2: always); model.json has those used.
-        model = self.model or {}
-        flat |= {name: model[name] for name in ("mean", "std") if name in flat and name in model}
+        """What was trained: settings by dotted name, without INCIDENTAL; {} where unknown."""
+        flat = dict(_flat(self.settings_table))
+        if self.model is not None:
+            # settings.toml has these only if they were given (before version 0.2: always); model.json has those used.
+            flat |= {name: list(getattr(self.model, name)) for name in ("mean", "std") if name in flat}
         return {name: value for name, value in flat.items() if name not in INCIDENTAL}
 
     def leak(self) -> dict[str, Any] | None:
-        """How much of the reported part shows a group that was trained on, by split.csv, or as it was kept (then no
-        class of its own is known); None where unknown."""
+        """How many reported images belong to a group that was trained on, by split.csv or as kept (then without
+        classes); None where unknown."""
         if self.kept_leak:
             return {"per_class": [], **self.kept_leak}
-        path = None if self.folder is None else self.folder / "split.csv"
-        if path is None or not path.exists():
+        if self.folder is None or not self.folder.split.exists():
             return None
-        try:
-            split = pd.read_csv(path, dtype=str, keep_default_na=False)
-        except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} cannot be read as comma-separated text: {error}. Mend or remove it.") from error
-        if "split" not in split:
-            split = split.rename(columns={"part": "split"})  # the name of the column before version 0.2
-        if lacking := [name for name in ("image", "split") if name not in split]:
-            raise InputError(
-                f"{path} has no column {' and '.join(lacking)}; found {', '.join(map(str, split))}. Mend or remove it."
-            )
-        if "group" not in split or not (split["group"] != "").any():
+        table = self.folder.read_split()
+        if table.groups is None or not (table.groups != "").any():
             return None
-        split = split.drop_duplicates("image")
+        split = table.to_frame().drop_duplicates("image")
         reported = self.predictions.of_split(self.split)
         trained = split.loc[split["split"] == "train", "group"].to_numpy(dtype=np.str_)
         group_of = split.set_index("image")["group"].reindex(reported.images).fillna("").to_numpy(dtype=np.str_)
         known = int((group_of != "").sum())
         if not known:
             return None
-        parts = np.repeat(["train", "val"], [len(trained), len(reported)])
+        splits = np.repeat(["train", "val"], [len(trained), len(reported)])
         labels = np.concatenate([np.zeros((len(trained), reported.num_classes), np.uint8), reported.targets])
-        found = leaks(parts, np.concatenate([trained, group_of]), labels, reported.classes).to_dict("records")
+        found = leaks(splits, np.concatenate([trained, group_of]), labels, reported.classes).to_dict("records")
         whole, *classes = ({"images": int(row["shared"]), "share": _share(row)} for row in found)
         per_class = [{"class": name, **row} for name, row in zip(reported.classes, classes, strict=True)]
         words = (
@@ -211,85 +297,43 @@ def _share(row: Mapping[Any, Any]) -> float | None:
     return row["shared"] / row["images"] if row["images"] else None
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
-        pairs += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
-    return pairs
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
-def open_run(path: str | Path) -> Run:
-    """Open a run folder, a predictions.csv (also compressed) without a run around it, or the .json kept of a run."""
+def open_run(path: str | Path) -> OpenedRun:
+    """Open a run folder, a predictions.csv (also compressed) alone, or the NAME.json of a kept result."""
     path = Path(path)
     if path.suffix == ".json":
-        return _open_result(path)
+        kept = read_kept_result(path)
+        predictions = kept.read_predictions()
+        matrix = None if kept.soft_labels is None else np.asarray(kept.soft_labels, np.float64)
+        split = reported_split(predictions)
+        return OpenedRun(path.stem, path, None, predictions, split, kept.model, matrix, kept.settings, kept.leak)
     if not path.is_dir():
         predictions = read_predictions(path)
         name = path.name.removesuffix(".gz").removesuffix(".bz2").removesuffix(".csv")
-        return Run(name, path, None, predictions, reported_split(predictions), None, None)
-    files = [file for name in PREDICTIONS if (file := path / name).exists()]
-    if not files:
-        raise InputError(f"{path} holds no predictions.csv. Train to the end first, or give the file itself.")
-    model = read_model(path / "model.json")
-    predictions = read_predictions(files[0], multilabel=None if model is None else model.get("multilabel"))
-    matrix = None
-    if (path / "correlation.csv").exists():
-        classes, matrix = read_soft_labels(path / "correlation.csv")
-        if set(classes) != set(predictions.classes):
-            raise InputError(
-                f"{path}: correlation.csv is about the classes {', '.join(classes)}, predictions.csv about "
-                f"{', '.join(predictions.classes)}. They are not of one run."
-            )
-        order = [classes.index(name) for name in predictions.classes]
-        matrix = matrix[np.ix_(order, order)]
-    return Run(path.resolve().name, path, path, predictions, reported_split(predictions), model, matrix)
-
-
-def _open_result(path: Path) -> Run:
-    """What is kept of a run: see ``cclnet.sweep.results``."""
-    if not path.exists():
-        raise InputError(f"there is no file {path}.")
-    kept = read_model(path) or {}
-    predictions_file = path.with_name(f"{path.stem}.predictions.csv.bz2")
-    image_table = path.with_name(Path(kept.get("image_table", "images.csv.bz2")).name)  # nowhere but beside it
-    missing = [file.name for file in (predictions_file, image_table) if not file.exists()]
-    if missing or "settings" not in kept or "class_counts" not in kept:
-        raise InputError(
-            f"{path} is not what is kept of a run, or {' and '.join(missing) or 'a part of it'} is missing beside it. "
-            "Give a run folder, a predictions.csv, or a result of `cclnet compare-methods` or `cclnet reproduce`."
-        )
-    settings = kept["settings"]
-    model = {key: settings[key] for key in ("method", "method_settings", "backbone")}
-    model |= {"classes": kept["classes"], "class_counts": kept["class_counts"], "trained": {"seed": settings["seed"]}}
-    predictions = _without_zeros(read_predictions(predictions_file, kept.get("multilabel", False), image_table))
-    matrix = None if kept["correlation"] is None else np.asarray(kept["correlation"], np.float64)
-    part = reported_split(predictions)
-    return Run(path.stem, path, None, predictions, part, model, matrix, settings, kept.get("leak"))
-
-
-def _without_zeros(predictions: Predictions) -> Predictions:
-    """Earlier results were kept to four decimals throughout: nothing there is something below .00005, and is read as
-    half of that."""
-    p = np.where(predictions.probabilities == 0, 2.5e-5, predictions.probabilities)
-    if predictions.multilabel:
-        return replace(predictions, probabilities=np.where(p == 1, 1 - 2.5e-5, p))
-    return replace(predictions, probabilities=p / p.sum(axis=1, keepdims=True))
+        return OpenedRun(name, path, None, predictions, reported_split(predictions))
+    folder = RunFolder(path)
+    model = folder.read_model() if folder.model.exists() else None
+    predictions = folder.read_predictions(None if model is None else model.multilabel)
+    return OpenedRun(
+        path.resolve().name,
+        path,
+        folder,
+        predictions,
+        reported_split(predictions),
+        model,
+        folder.read_soft_labels(predictions.classes),
+        folder.read_settings_table(),
+    )
 
 
 def reported_split(predictions: Predictions) -> str:
-    """Test if there, else val, else everything."""
+    """The split to report: "test" if there, else "val", else "all"."""
     there = set() if predictions.splits is None else set(predictions.splits.tolist())
-    return next((part for part in ("test", "val") if part in there), "all")
-
-
-def read_model(path: Path) -> dict[str, Any] | None:
-    """model.json as it stands, None without one."""
-    if not path.exists():
-        return None
-    try:
-        model = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not JSON: {error}. Mend it, or remove it.") from error
-    if not isinstance(model, dict):
-        raise InputError(f"{path}: expected an object, got {type(model).__name__}.")
-    return model
+    return next((split for split in ("test", "val") if split in there), "all")

@@ -1,8 +1,8 @@
-"""predictions.csv: the wall between training and everything that judges, compares and reports.
+"""predictions.csv: the predicted probabilities of a run, from which it is evaluated, compared and reported.
 
-Columns: ``image``; where known ``part`` (train, calibration, val, test) and ``group`` (lesion, patient);
-``label``; then ``p_<class>`` for each class. A label is a class name; where an image may carry several labels
-they are joined by ``|``, and an empty label is none of them. A name ending in ``.gz`` or ``.bz2`` is compressed.
+Columns: ``image``; where known ``split`` (train, calibration, val, test) and ``group`` (lesion, patient); ``label``;
+then ``p_<class>`` for each class. A label is a class name; where an image may carry several labels they are joined by
+``|``, and an empty label is none of them. A name ending in ``.gz`` or ``.bz2`` is compressed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cclnet.data.table import SPLITS
 from cclnet.errors import InputError
 from cclnet.files import write_whole
+from cclnet.runs.split_file import SPLITS
 
 Strings = npt.NDArray[np.str_]
 Floats = npt.NDArray[np.float64]
@@ -30,19 +30,19 @@ Labels = Integers | npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.bool_] | npt.NDArray[np.intp]
 Columns = dict[str, npt.NDArray[np.generic]]
 
-IMAGE_COLUMNS = ("image", "split", "group", "label")  # what is known before anything is predicted
+IMAGE_COLUMNS = ("image", "split", "group", "label")  # what is known before prediction
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model said about N images, K classes.
+    """The predicted probabilities of N images for K classes.
 
     Attributes:
         images: unique names, [N].
         labels: class indices, int64 [N]; or zeros and ones, uint8 [N, K], where an image may carry several.
         probabilities: [N, K]; rows sum to one for class indices.
         classes: names of the K classes.
-        groups: what belongs together (lesion, patient), [N], empty where unknown; None where never known.
+        groups: lesion or patient of each image, [N], empty where unknown; None where none is known.
         splits: "train", "calibration", "val" or "test" for each image; None where not given.
     """
 
@@ -79,7 +79,7 @@ class Predictions:
 
     @property
     def targets(self) -> npt.NDArray[np.uint8]:
-        """Zeros and ones [N, K], whatever the kind of label."""
+        """Zeros and ones [N, K], for single labels too."""
         if self.multilabel:
             return self.labels.astype(np.uint8)
         return (self.labels[:, None] == np.arange(self.num_classes)).astype(np.uint8)
@@ -100,15 +100,15 @@ class Predictions:
             splits=None if self.splits is None else self.splits[rows],
         )
 
-    def of_split(self, part: str) -> Predictions:
-        """The images of one part; "all" for every image."""
-        if part == "all":
+    def of_split(self, split: str) -> Predictions:
+        """The predictions of one split; "all" for every image."""
+        if split == "all":
             return self
-        return self.select(np.zeros(len(self), bool) if self.splits is None else self.splits == part)
+        return self.select(np.zeros(len(self), bool) if self.splits is None else self.splits == split)
 
 
 def sum_tolerance(num_classes: int) -> float:
-    """How far a row may sum from one: four decimals a class round by up to K times .00005."""
+    """How far the sum of a row may be from one: four decimals per class round by up to K times 0.00005."""
     return max(1e-3, num_classes * 5e-5)
 
 
@@ -124,29 +124,29 @@ def _count(number: int, what: str) -> str:
 def _refuse(problems: list[str], what: str) -> None:
     if problems:
         listed = "".join(f"\n  - {problem}" for problem in problems)
-        raise InputError(f"{what} cannot be judged:{listed}")
+        raise InputError(f"{what} cannot be evaluated:{listed}")
 
 
 def _content_problems(
-    images: Strings, labels: Labels, probabilities: Floats, classes: tuple[str, ...], parts: Strings | None
+    images: Strings, labels: Labels, probabilities: Floats, classes: tuple[str, ...], splits: Strings | None
 ) -> list[str]:
-    """What is wrong with the values, one sentence a kind, with counts and first examples."""
+    """One sentence per kind of fault, with counts and first examples."""
     problems = []
     if len(set(images.tolist())) != len(images):
         names, counts = np.unique(images, return_counts=True)
         problems.append(
             f"{_count(int((counts > 1).sum()), 'image')} more than once: {_examples(names[counts > 1])}. "
-            "Every image is judged once: average its predictions, or give each its own name."
+            "Every image is evaluated once: average its predictions, or give each its own name."
         )
     problems += _probability_problems(images, probabilities, multilabel=labels.ndim == 2)
     if len(classes) < 2:
-        problems.append("one class only; a classifier tells at least two apart: add a column p_<the other>, 1 - p.")
+        problems.append("one class only; at least two are needed: add a column p_<the other>, 1 - p.")
     limit = 1 if labels.ndim == 2 else len(classes) - 1
     if labels.size and (labels.min() < 0 or labels.max() > limit):
         problems.append(f"labels must lie in 0..{limit}, got {labels.min()}..{labels.max()}.")
-    if parts is not None and (odd := sorted(set(parts.tolist()) - set(SPLITS))):
+    if splits is not None and (odd := sorted(set(splits.tolist()) - set(SPLITS))):
         problems.append(
-            f"{_count(len(odd), 'unknown part')}: {_examples([repr(x) for x in odd])}. Parts are {', '.join(SPLITS)}."
+            f"{_count(len(odd), 'unknown split')}: {_examples([repr(x) for x in odd])}. Splits are {', '.join(SPLITS)}."
         )
     return problems
 
@@ -156,7 +156,7 @@ def _probability_problems(images: Strings, p: Floats, multilabel: bool) -> list[
     missing = ~np.isfinite(p).all(axis=1)
     if missing.any():
         problems.append(
-            f"{_count(int(missing.sum()), 'image')} with a probability that is missing or no finite number: "
+            f"{_count(int(missing.sum()), 'image')} with a probability that is missing or not finite: "
             f"{_examples(images[missing])}."
         )
     beyond = np.isfinite(p) & ((p < 0) | (p > 1))
@@ -167,7 +167,7 @@ def _probability_problems(images: Strings, p: Floats, multilabel: bool) -> list[
             f"{_examples(images[outside])} (the first has {p[beyond][0]:g}). Are these logits? "
             f"Take their {'sigmoid' if multilabel else 'softmax'} first."
         )
-    sums = np.where(missing | outside, 1.0, p.sum(axis=1))  # a row with a worse fault is named for that alone
+    sums = np.where(missing | outside, 1.0, p.sum(axis=1))  # a row with a worse fault is reported for that alone
     off = np.abs(sums - 1) > sum_tolerance(p.shape[1])
     if off.any() and not multilabel:
         problems.append(
@@ -180,13 +180,14 @@ def _probability_problems(images: Strings, p: Floats, multilabel: bool) -> list[
 def read_predictions(
     path: str | Path, multilabel: bool | None = None, image_table: str | Path | None = None
 ) -> Predictions:
-    """Read a predictions.csv (or .csv.gz, .csv.bz2); everything wrong with it is named in one error.
+    """Read a predictions.csv (or .csv.gz, .csv.bz2); all faults are reported in one error.
 
-    ``image_table`` is the file with the IMAGE_COLUMNS, where they were written apart.
+    Rows of single-label probabilities within rounding of one are normalised to sum to one.
 
-    Rows of class probabilities within rounding of one are made to sum to one exactly. ``multilabel`` says
-    whether an image may carry several labels; None looks: a ``|`` in a label says so, and so does an empty label
-    in a file whose rows mostly do not sum to one.
+    Args:
+        multilabel: whether an image may carry several labels. None finds out: it may where a label contains ``|``, or
+            where a label is empty and most rows do not sum to one.
+        image_table: the file with the IMAGE_COLUMNS, where they were written separately.
     """
     path = Path(path)
     header, frame = _read_frame(path)
@@ -194,20 +195,21 @@ def read_predictions(
         known, rows = _read_frame(Path(image_table))
         if len(rows) != len(frame):
             raise InputError(
-                f"{path} has {len(frame):,} rows and {image_table} {len(rows):,}: they are not about the same images."
+                f"{path} has {len(frame):,} rows and {image_table} {len(rows):,}: they do not belong to the same "
+                "images."
             )
         header, frame = known + header, pd.concat([rows, frame], axis=1)
     if "problem" in header:  # of `cclnet predict`: images that could not be read have no prediction
         unread = frame["problem"].astype(str).to_numpy() != ""
         if unread.any():
-            told = f"{_count(int(unread.sum()), 'image')} without a prediction (see the column 'problem')"
-            warnings.warn(f"{path}: {told}, left out of all scores.", stacklevel=2)
+            skipped = f"{_count(int(unread.sum()), 'image')} without a prediction (see the column 'problem')"
+            warnings.warn(f"{path}: {skipped}, left out of all scores.", stacklevel=2)
             frame = frame[~unread].reset_index(drop=True)
     classes = tuple(name[2:] for name in header if name.startswith("p_"))
     problems = _header_problems(header, classes)
     if len(frame) == 0:
         problems.append("no image: the file has a header only.")
-    if problems:  # without its columns nothing else can be looked at
+    if problems:  # without its columns nothing else can be checked
         _refuse(problems, str(path))
     probabilities = np.column_stack([_numbers(frame["p_" + name]) for name in classes])
     texts = frame["label"].to_numpy(dtype=np.str_)
@@ -218,14 +220,14 @@ def read_predictions(
     labels, problems = _read_labels(texts, classes, multilabel, images)
     if not multilabel:
         probabilities[near_one] /= probabilities[near_one].sum(axis=1, keepdims=True)
-    groups, parts = (frame[c].to_numpy(dtype=np.str_) if c in header else None for c in ("group", "split"))
-    problems += _content_problems(images, labels, probabilities, classes, parts)
+    groups, splits = (frame[c].to_numpy(dtype=np.str_) if c in header else None for c in ("group", "split"))
+    problems += _content_problems(images, labels, probabilities, classes, splits)
     _refuse(problems, str(path))
-    return Predictions(images, labels, probabilities, classes, groups, parts)
+    return Predictions(images, labels, probabilities, classes, groups, splits)
 
 
 def _read_frame(path: Path) -> tuple[list[str], pd.DataFrame]:
-    """The names in the header as they stand, and the rows; text stays text (a class may be called NA)."""
+    """The column names just as the header has them, and the rows. Text stays text: a class may be called NA."""
     if not path.is_file():
         raise InputError(f"no file {path}. Expected a predictions.csv with the columns image, label and p_<class>.")
     try:
@@ -258,7 +260,7 @@ def _header_problems(header: list[str], classes: tuple[str, ...]) -> list[str]:
 
 
 def _numbers(column: pd.Series) -> Floats:
-    """A column as float64; what is no number becomes NaN, which is then named."""
+    """A column as float64; anything else than a number becomes NaN, which is then reported."""
     return pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
 
 
@@ -270,11 +272,11 @@ def _looks_multilabel(texts: Strings, classes: tuple[str, ...], near_one: npt.ND
 def _read_labels(
     texts: Strings, classes: tuple[str, ...], multilabel: bool, images: Strings
 ) -> tuple[Labels, list[str]]:
-    """Labels from their texts, and what is wrong with them; each distinct text is looked at once."""
+    """Labels from their texts, and their faults; each distinct text is parsed once."""
     kinds, kind_of = np.unique(texts, return_inverse=True)
     place = {name: k for k, name in enumerate(classes)}
     table = np.zeros((len(kinds), len(classes)), np.uint8)
-    strange: dict[str, int] = {}  # unknown name -> the row of kinds it stands in
+    strange: dict[str, int] = {}  # unknown name -> its row of kinds
     for row, kind in enumerate(kinds.tolist()):
         names = [kind] if not multilabel or kind in place else [name for name in kind.split("|") if name]
         strange.update({name: row for name in names if name not in place})
@@ -284,7 +286,7 @@ def _read_labels(
         wrong = np.isin(kind_of, list(strange.values()))
         named = _examples([repr(name) if name else "no label" for name in strange])
         problems.append(
-            f"{_count(int(wrong.sum()), 'image')} with a label that no column p_<class> knows: {named} "
+            f"{_count(int(wrong.sum()), 'image')} with a label that has no column p_<class>: {named} "
             f"(first image: {images[wrong][0]}). Known classes: {', '.join(classes[:20])}"
             f"{', ...' if len(classes) > 20 else ''}."
         )
@@ -293,13 +295,13 @@ def _read_labels(
 
 
 def write_predictions(path: str | Path, predictions: Predictions) -> None:
-    """Write predictions.csv whole; nine significant digits bring a float32 back exactly."""
+    """Write predictions.csv whole; nine significant digits restore a float32 exactly."""
     _write(Path(path), {**image_columns(predictions), **probability_columns(predictions)})
 
 
 def write_probabilities(path: Path, predictions: Predictions) -> Path:
-    """Write the probabilities alone, and beside them, once for all runs on the same images, what is known of these:
-    ``images-XXXXXXXX.csv.bz2``, named by its content. Returns the path of the latter."""
+    """Write the probabilities alone, and beside them, once for all runs on the same images, the IMAGE_COLUMNS:
+    ``images-XXXXXXXX.csv.bz2``, named by a hash of its content. Returns the path of the latter."""
     columns = image_columns(predictions)
     digest = hashlib.blake2b(_csv(columns), digest_size=4).hexdigest()
     images = path.with_name(f"images-{digest}.csv.bz2")
@@ -314,7 +316,7 @@ def image_columns(predictions: Predictions) -> Columns:
     classes = np.array(predictions.classes, dtype=np.str_)
     if predictions.multilabel:
         if odd := [name for name in predictions.classes if "|" in name]:
-            raise InputError(f"labels are joined by '|', so no class may hold one: {_examples(odd)}. Rename it.")
+            raise InputError(f"labels are joined by '|', so no class name may contain it: {_examples(odd)}. Rename it.")
         labels = np.array(["|".join(classes[row]) for row in predictions.labels.astype(bool)], dtype=np.str_)
     else:
         labels = classes[predictions.labels]

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -58,6 +58,11 @@ def settings_hash(settings: Mapping[str, Any]) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python, cclnet and the packages that decide a training run."""
+    return {"python": platform.python_version()} | package_versions(PACKAGES)
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Versions of cclnet and of the given packages."""
     from cclnet import __version__  # a source tree need not be installed
 
-    return {"python": platform.python_version(), "cclnet": __version__} | {name: version(name) for name in PACKAGES}
+    return {"cclnet": __version__} | {name: version(name) for name in names}

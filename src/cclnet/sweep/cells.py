@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cclnet.runs.folder import RunFolder
 from cclnet.settings import Settings
 
 # Settings in which what is kept of a run may differ from what is asked for and still be the same run.
@@ -59,4 +60,4 @@ class Work:
         return self.results / job.shelf / f"{job.name}.json"
 
     def is_trained(self, job: Job) -> bool:
-        return (self.run_folder(job) / "predictions.csv").exists()  # the last file of a run
+        return RunFolder(self.run_folder(job)).predictions.exists()  # the last file of a run

@@ -29,8 +29,9 @@ from rich.table import Table
 from cclnet.errors import InputError
 from cclnet.files import write_whole
 from cclnet.runs.folder import RunFolder
+from cclnet.runs.kept_result import KeptResult
 from cclnet.sweep.cells import Job, Work
-from cclnet.sweep.results import Result, differs_from_result, differs_from_run, keep_result, note_course, read_results
+from cclnet.sweep.results import differs_from_result, differs_from_run, keep_result, read_results, record_soft_labels
 
 # How the jobs stand or ended: in words, and as a line in a log beside the results.
 
@@ -221,7 +222,7 @@ def train_job(job: Job, work: Work, tell: Callable[[str], None]) -> Path:
 
     def on_epoch(record: Mapping[str, Any], network: Any) -> None:
         tell(_epoch_in_words(record, settings.epochs))
-        note_course(run.path, record["epoch"], network.soft_labels() if "softness" in record else None)
+        record_soft_labels(run, record["epoch"], network.soft_labels() if "softness" in record else None)
         if record["epoch"] < settings.epochs and time.time() > work.deadline:
             raise OutOfTime(job.name)
 
@@ -255,10 +256,10 @@ def judge_job(job: Job, work: Work) -> str:
     run = work.run_folder(job)
     _must_be_of(job, RunFolder(run))
     result = keep_result(job, run, work.result(job))
-    shutil.rmtree(run / "checkpoints", ignore_errors=True)
-    shown = list(result.content["scores"])[:2]
+    shutil.rmtree(RunFolder(run).checkpoints, ignore_errors=True)
+    shown = list(result.scores)[:2]
     words = [f"{name.replace('_', ' ')} {result.value(name) or 0:.4f}" for name in shown]
-    return f"{', '.join(words)}, {result.content['seconds']:.0f} s"
+    return f"{', '.join(words)}, {result.seconds:.0f} s"
 
 
 def begin_judging() -> None:
@@ -315,11 +316,11 @@ def run_jobs(
 def _finished(jobs: Sequence[Job], work: Work) -> set[str]:
     """Jobs with a result. Results of other settings or images are not mixed in: they are named, all."""
     folders = {work.result(job).parent for job in jobs}
-    kept: dict[str, Result] = {result.path.stem: result for folder in folders for result in read_results(folder)}
+    kept: dict[str, KeptResult] = {result.path.stem: result for folder in folders for result in read_results(folder)}
     odd = []
     for job in jobs:
         if job.name in kept:
-            different = differs_from_result(job, kept[job.name].content)
+            different = differs_from_result(job, kept[job.name])
             odd += [f"\n  {kept[job.name].path}: {'; '.join(different)}"] if different else []
     if odd:
         raise InputError(

@@ -1,35 +1,4 @@
-"""What is kept of a finished run: one small JSON, and beside it its predictions to four decimals, what is less than
-that to one digit.
-
-The scores in the JSON are those of the predictions as they are kept, so that anybody can compute them again from the
-files alone: ``NAME.predictions.csv.bz2`` has the probabilities, and the images they are of stand in a file that all
-runs on the same images share. ``NAME.course.json.bz2`` has the soft labels of some epochs, {"epochs": [1, 2, ...],
-"matrices": [[[...]], ...]}, for methods that learn them. ``NAME.json``::
-
-    {
-      "format": 1, "name": "paper-resnet18-ccl-seed0",
-      "cell": {"backbone", "method", "seed", ...},         # what tells it from the others of its experiment
-      "settings": {...},                    # all of them; of paths the last name only
-      "fingerprint": "0f1e2d3c4b5a6978" | "",              # of the images and labels
-      "settings_hash": "8f14e45fceea167a",
-      "commit": {"sha": "...", "clean": true} | null,      # of the source tree; null for an installed package
-      "versions": {...}, "device": "...", "precision": "...",
-      "seconds": 123.4, "images_per_second": 15500.0,      # of training; the median over epochs
-      "epochs": 160, "images": 8012,        # trained on
-      "freeze_epoch": 147, "converged_epoch": 137,         # null: never; the second is the last drop of softness
-      "softness": [0.55, ...],              # after each epoch; null for methods that learn no soft labels
-      "split": {...}, "intervals": {...}, "leak": {...},    # as in scores.json
-      "scores": {"accuracy": {"value", "low", "high"}, ..., "ece": ..., "ece_calibrated": ...},   # those of its task
-      "temperature": 1.1,
-      "classes": [...], "class_counts": [...],             # of the training part
-      "multilabel": false,
-      "correlation": [[...]] | null,        # row k: the soft label of class k
-      "rarity_agreement": 0.84 | null, "final_softness": 0.41 | null,
-      "image_table": "images-1a2b3c4d.csv.bz2"             # the images that are predicted, beside this file
-    }
-
-``cclnet compare`` takes such a file for a run.
-"""
+"""Evaluate finished runs and keep their results: the files described in ``cclnet.runs.kept_result``."""
 
 from __future__ import annotations
 
@@ -40,52 +9,36 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from cclnet.errors import InputError
 from cclnet.evaluation.evaluate import evaluate
-from cclnet.files import read_json_bz2, write_json_bz2, write_whole
 from cclnet.methods import rename_settings
 from cclnet.runs.folder import RunFolder
-from cclnet.runs.predictions import Floats, Predictions, read_predictions, write_predictions, write_probabilities
+from cclnet.runs.kept_result import (
+    KeptResult,
+    predictions_path,
+    read_kept_result,
+    write_kept_result,
+    write_soft_label_history,
+)
+from cclnet.runs.model import ModelDescription, write_model_file
+from cclnet.runs.predictions import Floats, Predictions, read_predictions, write_probabilities
 from cclnet.runs.provenance import settings_hash
-from cclnet.runs.soft_labels import read_soft_labels, write_soft_labels
 from cclnet.settings import Settings, in_json
 from cclnet.sweep.cells import Job
 
-# The soft labels of a run in the making, epoch by epoch: how structure rises, fades and is held.
-#
-# ``correlations.jsonl`` in the run folder has a line for each epoch that is looked at. A run that was resumed may
-# have an
-# epoch twice; the later line counts.
+FIRST, EVERY = 4, 4  # soft labels are recorded in each of the first epochs, in which most happens, then every fourth
 
 
-FIRST, EVERY = 4, 4  # each of the first epochs, in which most happens, and then every fourth
-
-
-def note_course(run: Path, epoch: int, matrix: Tensor | None) -> None:
-    """Add the soft labels [K, K] after an epoch, where there are any and the epoch is one that is looked at."""
+def record_soft_labels(run: RunFolder, epoch: int, matrix: Tensor | None) -> None:
+    """Record the soft labels [K, K] after an epoch, where there are any and the epoch is one to record."""
     if matrix is None or (epoch > FIRST and epoch % EVERY):
         return
-    rows = [[round(value, 4) for value in row] for row in matrix.double().tolist()]
-    path = run / "correlations.jsonl"
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    write_whole(path, before + json.dumps({"epoch": epoch, "matrix": rows}) + "\n")
-
-
-def read_course(run: Path) -> dict[str, Any] | None:
-    """The epochs that were looked at and their matrices; None where there is nothing."""
-    path = run / "correlations.jsonl"
-    if not path.exists():
-        return None
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    of_epoch = {line["epoch"]: line["matrix"] for line in lines}
-    return {"epochs": sorted(of_epoch), "matrices": [of_epoch[epoch] for epoch in sorted(of_epoch)]}
+    run.add_to_soft_label_history(epoch, [[round(value, 4) for value in row] for row in matrix.double().tolist()])
 
 
 HALF = 5e-5  # what is less is nothing to four decimals
@@ -93,70 +46,28 @@ SCORES = ("accuracy", "macro_f1", "kappa", "macro_jaccard", "balanced_accuracy")
 SCORES_OF_SEVERAL_LABELS = ("mean_average_precision", "macro_auroc", "macro_f1", "micro_f1", "subset_accuracy")
 
 
-@dataclass(frozen=True)
-class Result:
-    """A result file, and the predictions beside it."""
-
-    path: Path
-    content: Mapping[str, Any]
-
-    @property
-    def predictions(self) -> Path:
-        return predictions_path(self.path)
-
-    @property
-    def course(self) -> dict[str, Any] | None:
-        """The soft labels of some epochs; None where none were learned."""
-        path = course_path(self.path)
-        return read_json_bz2(path) if path.exists() else None
-
-    def value(self, score: str) -> float | None:
-        return self.content["scores"][score]["value"]
-
-
-def predictions_path(result: Path) -> Path:
-    return result.with_name(f"{result.stem}.predictions.csv.bz2")
-
-
-def course_path(result: Path) -> Path:
-    return result.with_name(f"{result.stem}.course.json.bz2")
-
-
-def read_results(folder: Path) -> list[Result]:
+def read_results(folder: Path) -> list[KeptResult]:
     """Every result in a folder, in the order of their names."""
-    found = []
-    for path in sorted(folder.glob("*-seed*.json")):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is not JSON: {error}. Remove it to run it again.") from error
-        if not isinstance(content, dict) or "cell" not in content:
-            raise InputError(f"{path} is no result of an experiment. Move it elsewhere.")
-        if "split" not in content and "part" in content:
-            content["split"] = content.pop("part")  # its name before version 0.2
-        found.append(Result(path, content))
-    return found
+    return [read_kept_result(path) for path in sorted(folder.glob("*-seed*.json"))]
 
 
-def keep_result(job: Job, run: Path, path: Path) -> Result:
-    """Judge a finished run and keep what matters of it. The JSON comes last: where it is, everything is."""
+def keep_result(job: Job, run: Path, path: Path) -> KeptResult:
+    """Evaluate a finished run and keep its result at ``path``, with the files beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(run)
-    model = json.loads(folder.model.read_text(encoding="utf-8"))
-    predictions = read_predictions(folder.predictions, multilabel=model["multilabel"])
+    model = folder.read_model()
+    predictions = folder.read_predictions(model.multilabel)
     rounded = dataclasses.replace(predictions, probabilities=_shortened(predictions))
-    image_table = write_probabilities(predictions_path(path), rounded)
-    kept = read_predictions(predictions_path(path), model["multilabel"], image_table)
-    matrix = read_soft_labels(folder.correlation)[1] if folder.correlation.exists() else None
-    with _as_run(path.stem, kept, model, matrix, folder.split) as judged_folder:
-        judged = evaluate(judged_folder)
-    content = _content(job, folder.read_settings(), model, folder.read_metrics(), judged)
-    content["image_table"] = image_table.name
-    if content["correlation"] and (course := read_course(run)):
-        write_json_bz2(course_path(path), course)
-    text = json.dumps(content, allow_nan=False)
-    write_whole(path, text + "\n")
-    return Result(path, json.loads(text))
+    kept_predictions = predictions_path(path)
+    image_table = write_probabilities(kept_predictions, rounded)
+    kept = read_predictions(kept_predictions, model.multilabel, image_table)
+    with _as_run(path.stem, kept, folder, model) as scored_folder:
+        judged = evaluate(scored_folder)
+    result = _kept_result(job, path, folder.read_settings(), model, folder.read_history(), judged, image_table.name)
+    if result.soft_labels and (history := folder.read_soft_label_history()):
+        write_soft_label_history(path, history)
+    write_kept_result(result)
+    return read_kept_result(path)
 
 
 def _shortened(predictions: Predictions) -> Floats:
@@ -172,24 +83,24 @@ def _one_digit(p: Floats) -> Floats:
 
 
 @contextmanager
-def _as_run(name: str, kept: Predictions, model: Mapping[str, Any], matrix: Any, split: Path) -> Iterator[Path]:
-    """A run folder around predictions as they are kept, for as long as it takes to judge it."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / name
-        folder.mkdir()
-        write_predictions(folder / "predictions.csv", kept)
-        (folder / "model.json").write_text(json.dumps(model), encoding="utf-8")
-        if matrix is not None:
-            write_soft_labels(folder / "correlation.csv", model["classes"], np.asarray(matrix))
-        (folder / "split.csv").write_bytes(split.read_bytes())
-        yield folder
+def _as_run(name: str, kept: Predictions, run: RunFolder, model: ModelDescription) -> Iterator[Path]:
+    """A temporary run folder around predictions as they are kept."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = RunFolder(Path(scratch) / name)
+        folder.path.mkdir()
+        folder.write_predictions(kept)
+        write_model_file(folder.model, model)
+        soft_labels = run.read_soft_labels(model.classes)
+        if soft_labels is not None:
+            folder.write_soft_labels(model.classes, soft_labels)
+        folder.write_split(run.read_split())
+        yield folder.path
 
 
-def differs_from_result(job: Job, kept: Mapping[str, Any]) -> list[str]:
+def differs_from_result(job: Job, kept: KeptResult) -> list[str]:
     """In what the result that is kept of a job differs from what is asked for now, in words."""
-    found = _differing_settings(job, kept["settings"], _last_name)
-    known = kept.get("fingerprint")
-    if job.images and known and known != job.images:
+    found = _differing_settings(job, kept.settings, _last_name)
+    if job.images and kept.fingerprint and kept.fingerprint != job.images:
         found.append("it was trained on other images or labels")
     return found
 
@@ -235,52 +146,55 @@ def _last_name(path: str) -> str:
     return Path(path).name
 
 
-def _content(
+def _kept_result(
     job: Job,
+    path: Path,
     settings: Settings,
-    model: Mapping[str, Any],
+    model: ModelDescription,
     records: Sequence[Mapping[str, Any]],
     judged: Mapping[str, Any],
-) -> dict[str, Any]:
-    trained, calibration, correlation = model["trained"], judged["calibration"], judged["correlation"]
+    image_table: str,
+) -> KeptResult:
+    trained, calibration, similarity = model.trained, judged["calibration"], judged["correlation"]
     softness = [round(r["softness"], 5) for r in records if "softness" in r]
     frozen = next((r["epoch"] for r in records if r.get("frozen")), None)
     after = calibration["after"] or {"ece": {"value": None, "low": None, "high": None}}
-    chosen = SCORES_OF_SEVERAL_LABELS if model["multilabel"] else SCORES
+    chosen = SCORES_OF_SEVERAL_LABELS if model.multilabel else SCORES
     scores = {name: judged["scores"][name] for name in chosen}
     scores |= {"ece": calibration["before"]["ece"], "ece_calibrated": after["ece"]}
-    learned = correlation if softness else None
+    learned = similarity if softness else None
     kept_settings = _with_paths(settings, _last_name)
-    return {
-        "format": 1,
-        "name": job.name,
-        "cell": dict(job.keys),
-        "settings": kept_settings,
-        "settings_hash": settings_hash(kept_settings),
-        "fingerprint": job.images or trained.get("fingerprint", ""),
-        "commit": trained.get("commit"),
-        "versions": trained["versions"],
-        "device": trained["device"],
-        "precision": trained["precision"],
-        "seconds": round(trained["seconds"], 1),
-        "images_per_second": round(statistics.median(r["images_per_second"] for r in records), 1),
-        "epochs": trained["epochs"],
-        "images": trained["images"],
-        "freeze_epoch": frozen,
-        "converged_epoch": None if frozen is None else softness[:frozen].index(min(softness[:frozen])) + 1,
-        "softness": softness or None,
-        "split": judged["split"],
-        "intervals": judged["intervals"],
-        "leak": judged["leak"] and {key: judged["leak"][key] for key in ("images", "share", "in_words")},
-        "scores": _rounded(scores),
-        "temperature": _rounded(calibration["temperature"]["value"]),
-        "classes": judged["classes"],
-        "class_counts": model["class_counts"],
-        "multilabel": model["multilabel"],
-        "correlation": learned and [[_six_digits(entry) for entry in row] for row in learned["matrix"]],
-        "final_softness": learned and _rounded(learned["softness"]),
-        "rarity_agreement": learned and _rounded(learned["rarity_agreement"]),
-    }
+    return KeptResult(
+        path=path,
+        name=job.name,
+        keys=dict(job.keys),
+        settings=kept_settings,
+        settings_hash=settings_hash(kept_settings),
+        fingerprint=job.images or trained.fingerprint or "",
+        commit=trained.commit,
+        versions=trained.versions or {},
+        device=trained.device or "",
+        precision=trained.precision or "",
+        seconds=round(trained.seconds or 0.0, 1),
+        images_per_second=round(statistics.median(r["images_per_second"] for r in records), 1),
+        epochs=trained.epochs or 0,
+        images=trained.images or 0,
+        freeze_epoch=frozen,
+        converged_epoch=None if frozen is None else softness[:frozen].index(min(softness[:frozen])) + 1,
+        softness=softness or None,
+        split=judged["split"],
+        intervals=judged["intervals"],
+        leak=judged["leak"] and {key: judged["leak"][key] for key in ("images", "share", "in_words")},
+        scores=_rounded(scores),
+        temperature=_rounded(calibration["temperature"]["value"]),
+        classes=judged["classes"],
+        class_counts=list(model.class_counts or ()),
+        multilabel=model.multilabel,
+        soft_labels=learned and [[_six_digits(entry) for entry in row] for row in learned["matrix"]],
+        final_softness=learned and _rounded(learned["softness"]),
+        rarity_agreement=learned and _rounded(learned["rarity_agreement"]),
+        image_table=image_table,
+    )
 
 
 def _six_digits(entry: float) -> float:

@@ -101,7 +101,7 @@ class Display:
         if self.written:
             from torch.utils.tensorboard import SummaryWriter
 
-            done = len(self.run.read_metrics())
+            done = len(self.run.read_history())
             self.writer = SummaryWriter(str(self.run.tensorboard), purge_step=done + 1 if done else None)
         self.progress.start()
         return self

@@ -20,6 +20,7 @@ from cclnet.errors import InputError, Interrupted, NotFinite
 from cclnet.functional import inverse_of
 from cclnet.network import CCLNet, Classifier
 from cclnet.runs.folder import RunFolder
+from cclnet.runs.model import TrainedInfo
 from cclnet.settings import Settings
 from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_latest
 from cclnet.training.console import Display, StopRequest, softness_in_words
@@ -218,7 +219,7 @@ class Training:
             record.update(self._validate())
         self.records.append(record)
         if self.fabric.is_global_zero:
-            self.run.write_metrics(self.records)
+            self.run.write_history(self.records)
         return record
 
     def _check_losses(self, of_this_rank: bool = False) -> Tensor:
@@ -294,11 +295,11 @@ class Training:
         self.fabric.barrier()  # nobody goes on to read what is still being written
 
     def _write_outcome(self, rows: npt.NDArray[np.intp], logits: Tensor) -> None:
-        trained = {"epochs": self.epoch, "best": self.best, "seconds": round(self.seconds, 3)}
-        description = describe(self.settings, self.data, self.fabric, trained)
-        description["collapse_softness"] = self.network.method.collapse_softness
+        trained = TrainedInfo(epochs=self.epoch, best=self.best, seconds=round(self.seconds, 3))
         target = self.network.method.target() if self.settings.unsoften else None
-        description["target"] = None if target is None else target.double().tolist()
+        description = describe(
+            self.settings, self.data, self.fabric, trained, self.network.method.collapse_softness, target
+        )
         write_outcome(self.run, self.data, self.network, self.tested, rows, logits, description)
 
     def _rehearsal(self) -> Callable[[], None]:
@@ -348,7 +349,7 @@ class Training:
         self.sums = None if state["sums"] is None else state["sums"].to(self.fabric.device)
         self.step.terms = state["terms"]
         self.seconds, self.best = state["seconds"], state["best"]
-        self.records = self.run.read_metrics()[: self.epoch]
+        self.records = self.run.read_history()[: self.epoch]
         if len(state["random"]) == self.fabric.world_size:  # else the next epoch draws its own
             # Copies: torch reads a row of a table from the wrong place.
             torch.set_rng_state(state["random"][self.fabric.global_rank].clone())

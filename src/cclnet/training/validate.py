@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ from cclnet.data.loader import Loader
 from cclnet.functional import unsoften
 from cclnet.network import CCLNet, Classifier
 from cclnet.runs.folder import RunFolder
-from cclnet.runs.predictions import Predictions, write_predictions
+from cclnet.runs.model import ModelDescription, TrainedInfo
+from cclnet.runs.predictions import Predictions
 from cclnet.runs.provenance import source_commit, versions
 from cclnet.settings import Settings, in_json
 from cclnet.training.setup import PreparedData
@@ -106,18 +107,21 @@ def write_outcome(
     classifier: Classifier,
     rows: npt.NDArray[np.intp],
     logits: Tensor,
-    description: dict[str, Any],
+    description: ModelDescription,
 ) -> None:
-    """Write model.safetensors, model.json, correlation.csv and predictions.csv (of ``rows``)."""
-    run.write_model(classifier.shipped.state_dict(), description)
+    """Write model.safetensors, model.json, soft_labels.csv and predictions.csv (of ``rows``)."""
+    from safetensors.torch import save
+
+    weights = {name: value.contiguous().cpu() for name, value in classifier.shipped.state_dict().items()}
+    run.write_model(save(weights), description)
     matrix = network.soft_labels()
     if matrix is not None:
-        run.write_soft_labels(matrix, data.table.classes)
-    write_predictions(run.predictions, predictions(data, rows, logits, description["target"]))
+        run.write_soft_labels(data.table.classes, matrix.double().cpu().numpy())
+    run.write_predictions(predictions(data, rows, logits, description.target))
 
 
 def predictions(
-    data: PreparedData, rows: npt.NDArray[np.intp], logits: Tensor, target: list[list[float]] | None = None
+    data: PreparedData, rows: npt.NDArray[np.intp], logits: Tensor, target: Sequence[Sequence[float]] | None = None
 ) -> Predictions:
     """What the model says of some rows; ``target`` is taken out of it where it is given."""
     table = data.table
@@ -134,35 +138,42 @@ def predictions(
     )
 
 
-def describe(settings: Settings, data: PreparedData, fabric: Fabric, trained: dict[str, Any]) -> dict[str, Any]:
-    """model.json: what someone needs to use the weights, and where they come from."""
+def describe(
+    settings: Settings,
+    data: PreparedData,
+    fabric: Fabric,
+    trained: TrainedInfo,
+    collapse_softness: float | None = None,
+    target: Tensor | None = None,
+) -> ModelDescription:
+    """The content of model.json: how to use the weights, and where they come from. ``trained`` has the duration."""
     table, device = data.table, fabric.device
     cpu = f"CPU, {torch.get_num_threads()} threads"
-    commit = source_commit()
-    return {
-        "format": 1,
-        "backbone": settings.backbone,
-        "method": settings.method,
-        "method_settings": in_json(settings.method_settings),
-        "classes": list(table.classes),
-        "multilabel": table.multilabel,
-        "short_side": settings.short_side,
-        "crop": [settings.augment.crop, settings.augment.crop],
-        "mean": list(settings.input_mean),
-        "std": list(settings.input_std),
-        "temperature": None,
-        "class_counts": table.class_counts(data.rows("train")).tolist(),
-        "trained": {
-            **trained,
-            "of_epochs": settings.epochs,
-            "seed": settings.seed,
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
-            "devices": fabric.world_size,
-            "precision": str(fabric._precision.precision),
-            "versions": versions(),
-            "commit": None if commit is None else {"sha": commit.sha, "clean": commit.clean},
-            "images": len(data.rows("train")),
-            "data": settings.data,
-            "fingerprint": table.fingerprint(),
-        },
-    }
+    mean, std = ((red, green, blue) for red, green, blue in (settings.input_mean, settings.input_std))
+    return ModelDescription(
+        backbone=settings.backbone,
+        classes=tuple(table.classes),
+        multilabel=table.multilabel,
+        short_side=settings.short_side,
+        crop=(settings.augment.crop, settings.augment.crop),
+        mean=mean,
+        std=std,
+        method=settings.method,
+        method_settings=in_json(settings.method_settings),
+        class_counts=tuple(table.class_counts(data.rows("train")).tolist()),
+        collapse_softness=collapse_softness,
+        target=None if target is None else tuple(map(tuple, target.double().tolist())),
+        trained=replace(
+            trained,
+            of_epochs=settings.epochs,
+            seed=settings.seed,
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
+            devices=fabric.world_size,
+            precision=str(fabric._precision.precision),
+            versions=versions(),
+            commit=source_commit(),
+            images=len(data.rows("train")),
+            data=settings.data,
+            fingerprint=table.fingerprint(),
+        ),
+    )

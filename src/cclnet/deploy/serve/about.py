@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -14,6 +12,7 @@ from cclnet.deploy.model import Model
 from cclnet.deploy.serve.limits import Limits
 from cclnet.deploy.serve.words import NOTICE
 from cclnet.errors import InputError
+from cclnet.runs.folder import RunFolder
 
 
 class UploadLimits(BaseModel):
@@ -49,8 +48,6 @@ class ModelCard(BaseModel):
 
 
 def model_card(name: str, model: Model, limits: Limits, *, heat_maps: bool, examples: bool, kept: bool) -> ModelCard:
-    info = model.info
-    trained: dict[str, Any] = info.get("trained") or {}
     return ModelCard(
         name=name,
         classes=list(model.classes),
@@ -58,13 +55,13 @@ def model_card(name: str, model: Model, limits: Limits, *, heat_maps: bool, exam
         calibrated=model.temperature is not None,
         temperature=model.temperature,
         backbone=model.description.backbone,
-        method=str(info.get("method", "")),
-        training_images=trained.get("images"),
+        method=model.description.method,
+        training_images=model.description.trained.images,
         engine=model.engine,
         device=model.device,
         short_side=model.description.short_side,
         crop=list(model.description.crop),
-        soft_labels=None if model.correlation is None else model.correlation.tolist(),
+        soft_labels=None if model.soft_labels is None else model.soft_labels.tolist(),
         judged=judged_sentences(model.folder),
         heat_maps=heat_maps,
         examples=examples,
@@ -78,13 +75,13 @@ def model_card(name: str, model: Model, limits: Limits, *, heat_maps: bool, exam
 
 def judged_sentences(folder: Path) -> list[str]:
     """How good the model is, in the words of its report; empty where it has not been judged."""
-    path = folder / "scores.json"
-    if not path.is_file():
+    judged = RunFolder(folder).read_scores()
+    if judged is None:
         return []
     from cclnet.report.html import in_short, judged_on
 
     try:
-        judged: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return [f"Judged on {judged_on(judged)}.", *in_short(judged)]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
+        path = RunFolder(folder).scores
         raise InputError(f"{path} is not as cclnet evaluate writes it ({error!r}): write it again.") from error

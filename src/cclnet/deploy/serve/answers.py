@@ -10,11 +10,11 @@ import numpy.typing as npt
 from PIL import Image
 from pydantic import BaseModel, Field
 
-from cclnet.deploy.abstain import Curve
 from cclnet.deploy.explain import enlarge
 from cclnet.deploy.model import Model
 from cclnet.deploy.serve import words
 from cclnet.deploy.serve.reading import Upload
+from cclnet.runs.model import AbstentionCurve
 
 Floats = npt.NDArray[np.float64]
 Heat = npt.NDArray[np.float32]
@@ -63,7 +63,7 @@ class Answer(BaseModel):
 
 
 def make_answer(
-    name: str, model: Model, upload: Upload, probabilities: Floats, heat: Heat | None, curve: Curve | None
+    name: str, model: Model, upload: Upload, probabilities: Floats, heat: Heat | None, curve: AbstentionCurve | None
 ) -> Answer:
     """The answer for one image: probabilities [K] and heat [h', w'] as :meth:`Model.run` gives them."""
     (found,) = model.describe(probabilities[None])

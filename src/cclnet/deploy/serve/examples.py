@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from cclnet.errors import InputError
+from cclnet.runs.folder import RunFolder
 
 COUNT = 3  # of each class
 
@@ -47,13 +48,10 @@ def choose(split: pd.DataFrame, classes: Sequence[str], multilabel: bool, count:
 
 
 def _split(run: Path) -> pd.DataFrame:
-    path = run / "split.csv"
     try:
-        split = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as error:
-        raise InputError(f"--examples shows images of the training part, but {path} cannot be read: {error}") from error
-    if "split" not in split:
-        split = split.rename(columns={"part": "split"})  # the name of the column before version 0.2
-    if missing := {"image", "split", "label"} - set(split.columns):
-        raise InputError(f"--examples: {path} has no column {', '.join(sorted(missing))}.")
-    return split
+        table = RunFolder(run).read_split()
+    except InputError as error:
+        raise InputError(f"--examples shows images of the training split, but {error}") from error
+    if table.labels is None:
+        raise InputError(f"--examples: {run / 'split.csv'} has no column label.")
+    return table.to_frame()

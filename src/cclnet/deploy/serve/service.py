@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from starlette.requests import Request
 
-from cclnet.deploy.abstain import Curve
 from cclnet.deploy.model import Model
 from cclnet.deploy.serve.answers import Answer, make_answer
 from cclnet.deploy.serve.batching import Batcher
@@ -24,6 +23,7 @@ from cclnet.deploy.serve.processes import ReadingProcesses
 from cclnet.deploy.serve.reading import Reader
 from cclnet.deploy.serve.uploads import read_body
 from cclnet.errors import InputError
+from cclnet.runs.model import AbstentionCurve
 
 Item = tuple[npt.NDArray[np.uint8], bool]  # a prepared image, and whether its heat map is wanted
 Found = tuple[npt.NDArray[np.float64], npt.NDArray[np.float32] | None]  # probabilities [K], heat [h', w']
@@ -116,7 +116,7 @@ class Service:
         return [(row, None if heat is None else heat[i]) for i, row in enumerate(probabilities)]
 
 
-def held_out_curve(model: Model) -> Curve | None:
+def held_out_curve(model: Model) -> AbstentionCurve | None:
     """How often the model was wrong on images it had not seen, by how sure it was; None where that is not known."""
     try:
         return model.curve

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cclnet.deploy.abstain import Curve
 from cclnet.deploy.model import Prediction
+from cclnet.runs.model import AbstentionCurve
 
 NOTICE = (
     "Not a medical device. It is for research and teaching: it does not replace an examination, and nobody's care may "
@@ -24,7 +24,7 @@ def sureness(confidence: float) -> str:
     return next(words for least, words in LEVELS if confidence >= least)
 
 
-def explanation(found: Prediction, multilabel: bool, calibrated: bool, curve: Curve | None) -> list[str]:
+def explanation(found: Prediction, multilabel: bool, calibrated: bool, curve: AbstentionCurve | None) -> list[str]:
     """What the confidence means, a sentence each."""
     sentences = [_several(found) if multilabel else _one(found)]
     if not calibrated:
@@ -50,7 +50,7 @@ def _several(found: Prediction) -> str:
     return f"{count} of {len(found.classes)} findings have a probability of at least a half. The closest call: {close}."
 
 
-def _experience(confidence: float, curve: Curve) -> str:
+def _experience(confidence: float, curve: AbstentionCurve) -> str:
     """How often it was wrong where it was about as sure or surer, on images that it was not trained on."""
     point = int(np.flatnonzero(curve.threshold <= confidence)[0])  # the last keeps everything
     images = round(float(curve.coverage[point]) * curve.images)

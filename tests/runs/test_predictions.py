@@ -82,14 +82,14 @@ def test_all_problems_of_a_file_come_in_one_error(tmp_path: Path) -> None:
         read_predictions(written(tmp_path, "image,part,label,p_a,p_b\n" + "\n".join(rows) + "\n"))
     message = str(caught.value)
     for expected in (
-        "predictions.csv cannot be judged",
+        "predictions.csv cannot be evaluated",
         "1 image more than once: twice",
-        "2 images with a probability that is missing or no finite number: hole, word",
+        "2 images with a probability that is missing or not finite: hole, word",
         "1 image with a probability outside [0, 1]: logit (the first has 3.5). Are these logits?",
         "1 image whose probabilities do not sum to one: sum (the first sums to 0.9)",
-        "2 images with a label that no column p_<class> knows: no label, 'zebra' (first image: strange). "
+        "2 images with a label that has no column p_<class>: no label, 'zebra' (first image: strange). "
         "Known classes: a, b",
-        "1 unknown part: 'exam'. Parts are train, calibration, val, test",
+        "1 unknown split: 'exam'. Splits are train, calibration, val, test",
     ):
         assert expected in message
 
@@ -131,7 +131,7 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
 
 def test_predictions_in_memory_are_held_to_the_same(tmp_path: Path) -> None:
     good = single_label(5)
-    with pytest.raises(InputError, match="these predictions cannot be judged"):
+    with pytest.raises(InputError, match="these predictions cannot be evaluated"):
         Predictions(good.images, good.labels, good.probabilities * 2, good.classes)
     with pytest.raises(InputError, match="5 images and 4 classes, but 4 labels"):
         Predictions(good.images, good.labels[:4], good.probabilities, good.classes)
@@ -142,7 +142,7 @@ def test_predictions_in_memory_are_held_to_the_same(tmp_path: Path) -> None:
 def test_a_name_with_a_bar_cannot_be_joined_by_bars(tmp_path: Path) -> None:
     made = several_labels(4, 2)
     made = Predictions(made.images, made.labels, made.probabilities, ("a|b", "c"))
-    with pytest.raises(InputError, match=r"labels are joined by '\|', so no class may hold one: a\|b"):
+    with pytest.raises(InputError, match=r"labels are joined by '\|', so no class name may contain it: a\|b"):
         write_predictions(tmp_path / "p.csv", made)
     assert not (tmp_path / "p.csv").exists()
 

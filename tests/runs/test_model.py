@@ -1,0 +1,118 @@
+"""model.json and calibration.json: written and read again, old forms read, foreign values refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cclnet.errors import InputError
+from cclnet.runs.model import (
+    AbstentionCurve,
+    Calibration,
+    ExportInfo,
+    FittedTemperature,
+    ModelDescription,
+    TrainedInfo,
+    model_from_json,
+    read_calibration_file,
+    read_model_file,
+    write_calibration_file,
+    write_model_file,
+)
+from cclnet.runs.provenance import Commit
+
+MODEL = ModelDescription("resnet18", ("a", "b"), False, 256, (224, 192), (0.5, 0.4, 0.6), (0.2, 0.25, 0.3))
+FULL = replace(
+    MODEL,
+    method="ccl",
+    method_settings={"margin": "inf"},
+    class_counts=(10, 3),
+    collapse_softness=0.5,
+    target=((0.9, 0.1), (0.2, 0.8)),
+    trained=TrainedInfo(
+        5, 6, {"val_accuracy": 0.9, "epoch": 4.0}, 12.5, 1, "CPU", 2, "32-true", {"torch": "2"}, Commit("abc", False),
+        13, "isic", "0f",
+    ),
+    export=ExportInfo(
+        "onnx", "model.onnx", ("resize",), ("normalise",), "softmax", None, True, {"images": 8}, {"x": "1"}
+    ),
+    extra={"note": "kept [1,  2]", "export": "a name that a field has"},
+)  # fmt: skip
+CURVE = AbstentionCurve("val", 4, *np.array([[0.8, 0.0], [0.5, 1.0], [0.0, 0.25], [2.0, 3.0]]))
+
+
+@pytest.mark.parametrize("model", [MODEL, FULL], ids=["least", "full"])
+def test_a_description_is_read_as_it_was_written(tmp_path: Path, model: ModelDescription) -> None:
+    write_model_file(tmp_path / "model.json", model)
+    assert read_model_file(tmp_path / "model.json") == model
+    content = json.loads((tmp_path / "model.json").read_text())
+    assert content["format"] == 2 and not {"temperature", "thresholds"} & set(content)
+    assert '"crop": [ 224, 192 ]' in (tmp_path / "model.json").read_text()  # rows of numbers stay on one line
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(FULL.to_json())), st.none() | st.booleans() | st.integers() | st.text("a", max_size=1)
+    )
+)
+def test_any_content_is_read_or_refused(changes: dict[str, Any]) -> None:
+    try:
+        read = model_from_json(FULL.to_json() | changes, "model.json")
+    except InputError:
+        return
+    assert model_from_json(read.to_json(), "model.json") == read
+
+
+@pytest.mark.parametrize(
+    ("temperature", "curve"),
+    [(FittedTemperature(), None), (FittedTemperature(1.3, "val", 100), CURVE),
+     (FittedTemperature(1.3, "cross-fitted halves", 100, (1.2, 1.4)), None)],
+)  # fmt: skip
+def test_a_calibration_is_read_as_it_was_written(
+    tmp_path: Path, temperature: FittedTemperature, curve: AbstentionCurve | None
+) -> None:
+    write_calibration_file(tmp_path / "calibration.json", Calibration(temperature, curve))
+    read = read_calibration_file(tmp_path / "calibration.json")
+    assert read.temperature == temperature and (read.abstention is None) == (curve is None)
+    if curve is not None and read.abstention is not None:
+        assert read.abstention.to_json() == curve.to_json()
+
+
+def test_the_calibration_of_an_old_export_is_in_its_model_json(tmp_path: Path) -> None:
+    old = {"part": "val", "images": 4, "rows": [[0.8, 0.5, 0.0], [0.0, 1.0, 0.25]]}
+    content = MODEL.to_json() | {"format": 1, "temperature": 1.5, "thresholds": old}
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    read = read_calibration_file(tmp_path / "calibration.json")
+    assert read.temperature.value == 1.5 and read.abstention is not None
+    assert (read.abstention.split, read.abstention.at(coverage=1.0), read.abstention.independent) == ("val", 1, None)
+    write_model_file(tmp_path / "model.json", MODEL)  # format 2 has nothing of this
+    assert read_calibration_file(tmp_path / "calibration.json") == Calibration()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"format": 2}, "has format 2; this version of cclnet reads format 1"),
+        ({"format": 1, "temperature": 1.5}, "temperature must be an object, got 1.5"),
+        ({"format": 1, "temperature": {"value": 0}}, r"temperature\.value must be null, or between 0\.001 and 1,000"),
+        ({"format": 1, "temperature": {"value": 1, "images": -1}}, r"temperature\.images must be a whole number"),
+        (
+            {"format": 1, "temperature": {"value": 1, "halves": [1]}},
+            r"temperature\.halves must be null, or two temperatures",
+        ),
+        ({"format": 1, "abstention": []}, "the abstention curve must be rows"),
+        ({"format": 1, "abstention": CURVE.to_json() | {"rows": [[0.5, 0.5, 0], [0, 0.9, 0]]}}, "must keep all images"),
+        ({"format": 1, "abstention": CURVE.to_json() | {"rows": [[0.5, 0.5, 0], [0.1, 1, 0]]}}, "at threshold 0.1"),
+    ],
+)
+def test_a_calibration_from_elsewhere_is_checked(tmp_path: Path, content: object, reason: str) -> None:
+    (tmp_path / "calibration.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=reason):
+        read_calibration_file(tmp_path / "calibration.json")
