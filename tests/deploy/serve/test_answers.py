@@ -1,4 +1,4 @@
-"""What is said about how sure the model is."""
+"""Sentences that explain a prediction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from served import colour_model
 
 from cclnet.deploy.abstain import measure_curve
 from cclnet.deploy.model import Prediction
-from cclnet.deploy.serve.words import explanation, where
+from cclnet.deploy.serve.answers import explain_confidence, heat_location
 
 
 def predicted(*p: float, multilabel: bool = False) -> Prediction:
@@ -19,21 +19,23 @@ def predicted(*p: float, multilabel: bool = False) -> Prediction:
 
 
 def test_the_next_class_and_the_chance_are_told() -> None:
-    lines = explanation(predicted(0.9, 0.08, 0.02), multilabel=False, calibrated=True, curve=None)
+    lines = explain_confidence(predicted(0.9, 0.08, 0.02), multilabel=False, calibrated=True, curve=None)
     assert lines == [
-        "Next comes green, with 8.0%.",
-        "Calibrated as it is, about 90 in 100 such images are of this class.",
+        "The second most probable class is green (8.0%).",
+        "By its calibration, about 90 in 100 such images are of this class.",
     ]
 
 
 def test_without_a_temperature_no_chance_is_claimed() -> None:
-    lines = explanation(predicted(0.9, 0.08, 0.02), multilabel=False, calibrated=False, curve=None)
+    lines = explain_confidence(predicted(0.9, 0.08, 0.02), multilabel=False, calibrated=False, curve=None)
     assert "not calibrated" in lines[1] and not any("in 100" in line for line in lines)
 
 
 def test_when_no_class_has_half_a_person_shall_look() -> None:
-    (line, _) = explanation(predicted(0.4, 0.35, 0.25), multilabel=False, calibrated=True, curve=None)
-    assert line == "No class reaches a half; green comes next, with 35.0%. Let a person look at it."
+    (line, _) = explain_confidence(predicted(0.4, 0.35, 0.25), multilabel=False, calibrated=True, curve=None)
+    assert line == (
+        "No class reaches 50%; the second most probable is green (35.0%). A person should look at this image."
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,31 +45,30 @@ def test_experience_is_that_of_images_at_least_as_sure(sure: float, about: str, 
     confidence = np.repeat([0.95, 0.8, 0.6], [60, 20, 20])
     right = np.repeat([True, False, True, False], [60, 20, 10, 10])
     curve = measure_curve(confidence, right, "val")
-    lines = explanation(predicted(sure, 1 - sure, 0.0), multilabel=False, calibrated=True, curve=curve)
+    lines = explain_confidence(predicted(sure, 1 - sure, 0.0), multilabel=False, calibrated=True, curve=curve)
     assert lines[2] == (
-        f"Of 100 images that it had not been trained on, it was about this sure, or surer, of {about}, and wrong about "
-        f"{wrong} of those."
+        f"On 100 held-out images it was this sure or surer for {about}, and wrong for {wrong} of these."
     )
 
 
 def test_few_images_are_no_experience() -> None:
     curve = measure_curve(np.array([0.99, 0.5, 0.4]), np.array([True, True, False]), "val")
-    assert len(explanation(predicted(0.45, 0.4, 0.15), multilabel=False, calibrated=True, curve=curve)) == 2
-    assert len(explanation(predicted(1.0, 0.0, 0.0), multilabel=False, calibrated=True, curve=curve)) == 2
+    assert len(explain_confidence(predicted(0.45, 0.4, 0.15), multilabel=False, calibrated=True, curve=curve)) == 2
+    assert len(explain_confidence(predicted(1.0, 0.0, 0.0), multilabel=False, calibrated=True, curve=curve)) == 2
 
 
 def test_of_several_labels_the_closest_call_is_named() -> None:
     found = predicted(0.9, 0.45, 0.7, multilabel=True)
-    (line,) = explanation(found, multilabel=True, calibrated=True, curve=None)
-    assert line == "2 of 3 findings have a probability of at least a half. The closest call: green, with 45.0%."
+    (line,) = explain_confidence(found, multilabel=True, calibrated=True, curve=None)
+    assert line == "2 of 3 findings have a probability of at least 50%. Closest call: green (45.0%)."
 
 
 @pytest.mark.parametrize(
     ("row", "column", "words"),
     [(0, 0, "in the upper left"), (0, 4, "in the upper part"), (4, 8, "on the right"), (8, 8, "in the lower right"),
-     (4, 4, "in the middle, or all over")],
+     (4, 4, "in the centre or all over the image")],
 )  # fmt: skip
 def test_places_have_names(row: int, column: int, words: str) -> None:
     heat = np.full((9, 9), 0.1, np.float32)
     heat[row, column] = 1.0
-    assert where(heat) == words
+    assert heat_location(heat) == words

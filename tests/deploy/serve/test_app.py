@@ -1,4 +1,4 @@
-"""What the API answers, on a real server around a model whose right answers are known."""
+"""Responses of the API, from a real server whose model has known answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import concurrent.futures
 import hashlib
 import io
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,12 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 from served import COLOURS, LIMITS, SOFT_LABELS, colour_model, image_bytes, serving
 
 from cclnet.deploy.serve.limits import Limits
-from cclnet.errors import InputError
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +121,12 @@ def test_the_model_describes_itself_without_its_places(client: httpx.Client) -> 
 
 def test_health(client: httpx.Client) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ready"}
 
 
 def test_the_schema_and_its_page_name_every_call(client: httpx.Client) -> None:
     schema = client.get("/openapi.json").json()
-    assert set(schema["paths"]) == {"/predict", "/model", "/examples/{index}", "/healthz", "/metrics"}
+    assert set(schema["paths"]) == {"/predict", "/model", "/examples/{index}", "/healthz", "/readyz", "/metrics"}
     page = client.get("/docs").text
     assert all(path in page for path in schema["paths"])
     assert f"curl -F image=@photo.jpg &#39;{str(client.base_url).rstrip('/')}/predict" in page
@@ -174,7 +178,7 @@ def test_nothing_is_kept_unless_asked_for(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with serving(tmp_path) as address, httpx.Client(base_url=address) as client:
         assert predict(client, image_bytes()).status_code == 200
-        assert "nothing is kept" in client.get("/").text
+        assert "Uploaded images are not stored" in client.get("/").text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -186,7 +190,7 @@ def test_what_is_kept_has_the_name_of_its_content(tmp_path: Path) -> None:
         for name in ("../../patient_name.png", "patient_name.png"):
             assert client.post("/predict", files={"image": (name, photo)}).status_code == 200
         assert client.post("/predict", files={"image": ("notes.txt", b"not an image")}).status_code == 422
-        assert "What you send is kept" in client.get("/").text
+        assert "keeps the images you upload" in client.get("/").text
         assert client.get("/model").json()["kept"]
     (path,) = kept.iterdir()
     assert path.name == f"{hashlib.sha256(photo).hexdigest()}.jpg" and path.read_bytes() == photo
@@ -197,7 +201,7 @@ def test_an_image_that_cannot_be_kept_is_not_answered(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with serving(tmp_path, kept_in=tmp_path / "file" / "below") as address, httpx.Client(base_url=address) as client:
         answer = predict(client, image_bytes())
-        assert answer.status_code == 507 and "could not be" in answer.json()["reason"]
+        assert answer.status_code == 507 and "could not be written" in answer.json()["reason"]
 
 
 def test_too_many_at_once_are_sent_away(tmp_path: Path) -> None:
@@ -213,6 +217,43 @@ def test_too_many_at_once_are_sent_away(tmp_path: Path) -> None:
         assert httpx.post(f"{address}/predict", files={"image": big}).status_code == 200
 
 
-def test_limits_that_let_nothing_through_are_refused() -> None:
-    with pytest.raises(InputError, match=r"upload_bytes at least 1, got 0; seconds above 0, got 0"):
-        Limits(upload_bytes=0, seconds=0)
+def histogram_holds(samples: Samples, name: str) -> None:
+    buckets = sorted(
+        (float(dict(labels)["le"]), value) for (n, labels), value in samples.items() if n == f"{name}_bucket"
+    )
+    counts = [value for _, value in buckets]
+    assert counts == sorted(counts) and buckets[-1] == (math.inf, samples[f"{name}_count", frozenset()])
+
+
+def test_a_server_counts_what_it_does(tmp_path: Path) -> None:
+    with serving(tmp_path) as address, httpx.Client(base_url=address) as client:
+        for colour in ((200, 0, 0), (200, 9, 0), (0, 0, 200)):
+            assert client.post("/predict", files={"image": image_bytes(colour)}).status_code == 200
+        assert client.post("/predict", files={"image": b"not an image"}).status_code == 422
+        for path in ("/a", "/b", "/c"):
+            client.get(path)
+        client.request("BREW", "/model")
+        answer = client.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = list(text_string_to_metric_families(answer.text))
+    samples = {
+        (sample.name, frozenset(sample.labels.items())): sample.value for one in families for sample in one.samples
+    }
+    requests = {labels: v for (name, labels), v in samples.items() if name == "cclnet_requests_total"}
+
+    def count(route: str, method: str, status: str) -> float:
+        return requests[frozenset({("route", route), ("method", method), ("status", status)})]
+
+    assert count("/predict", "POST", "200") == 3 and count("/predict", "POST", "422") == 1
+    assert count("other", "GET", "404") == 3  # all unknown paths share one label
+    assert count("/model", "other", "405") == 1
+    assert samples["cclnet_predictions_total", frozenset({("class", "red")})] == 2
+    assert samples["cclnet_predict_seconds_count", frozenset()] == 4
+    assert samples["cclnet_batch_images_sum", frozenset()] == 3
+    assert samples["cclnet_requests_in_progress", frozenset()] == 1
+    assert samples["cclnet_decoders_ready", frozenset()] == 1
+    assert samples["process_resident_memory_bytes", frozenset()] > 1e6
+    assert samples["process_start_time_seconds", frozenset()] > 1e9
+    for one in families:
+        if one.type == "histogram":
+            histogram_holds(samples, one.name)

@@ -1,8 +1,10 @@
-"""Batches gather what waits, and nothing waits for company."""
+"""Batching: waiting items run together, and no item is delayed to fill a batch."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -10,9 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import generate_latest
 
-from cclnet.deploy.serve.batching import Batcher
 from cclnet.deploy.serve.limits import Refused
+from cclnet.deploy.serve.service import Batcher, Metrics
 
 
 class Network:
@@ -33,13 +36,13 @@ class Network:
 
 
 def with_batcher(
-    body: Callable[[Batcher[int, int], Network], Coroutine[Any, Any, None]], largest: int = 4, lanes: int = 1
+    body: Callable[[Batcher[int, int], Network], Coroutine[Any, Any, None]], largest: int = 4, parallel: int = 1
 ) -> tuple[Network, list[int]]:
     sizes: list[int] = []
     network = Network()
 
     async def main() -> None:
-        batcher = Batcher[int, int](network.run, largest, lanes, lambda size, seconds: sizes.append(size))
+        batcher = Batcher[int, int](network.run, largest, parallel, lambda size, seconds: sizes.append(size))
         batcher.start()
         try:
             await body(batcher, network)
@@ -53,7 +56,7 @@ def with_batcher(
 
 async def hold(batcher: Batcher[int, int], network: Network, item: int) -> asyncio.Task[int]:
     """Send an item and wait until it is inside the network."""
-    task = asyncio.create_task(batcher.answer(item, 10))
+    task = asyncio.create_task(batcher.submit(item, 10))
     while not network.entered.is_set():
         await asyncio.sleep(0.001)
     return task
@@ -63,7 +66,7 @@ def test_an_item_that_comes_alone_goes_alone_and_at_once() -> None:
     async def body(batcher: Batcher[int, int], network: Network) -> None:
         network.gate.set()
         for item in range(3):
-            assert await batcher.answer(item, 10) == 2 * item
+            assert await batcher.submit(item, 10) == 2 * item
 
     network, sizes = with_batcher(body)
     assert network.batches == [[0], [1], [2]] and sizes == [1, 1, 1]
@@ -74,7 +77,7 @@ def test_an_item_that_comes_alone_goes_alone_and_at_once() -> None:
 def test_what_waits_goes_together_in_order_and_gets_its_own_answer(waiting: int, largest: int) -> None:
     async def body(batcher: Batcher[int, int], network: Network) -> None:
         first = await hold(batcher, network, 100)
-        others = [asyncio.create_task(batcher.answer(item, 10)) for item in range(waiting)]
+        others = [asyncio.create_task(batcher.submit(item, 10)) for item in range(waiting)]
         await asyncio.sleep(0)  # all stand in line now
         network.gate.set()
         assert await first == 200
@@ -90,12 +93,12 @@ def test_a_second_lane_takes_what_comes_while_the_first_is_busy() -> None:
         first = await hold(batcher, network, 1)
         network.entered.clear()
         second = await hold(batcher, network, 2)  # inside as well, while the gate is closed
-        third = [asyncio.create_task(batcher.answer(item, 10)) for item in (3, 4)]
+        third = [asyncio.create_task(batcher.submit(item, 10)) for item in (3, 4)]
         await asyncio.sleep(0)
         network.gate.set()
         assert [await first, await second, *[await one for one in third]] == [2, 4, 6, 8]
 
-    network, _ = with_batcher(body, lanes=2)
+    network, _ = with_batcher(body, parallel=2)
     assert network.batches == [[1], [2], [3, 4]]
 
 
@@ -103,8 +106,8 @@ def test_an_error_belongs_to_its_batch_alone() -> None:
     async def body(batcher: Batcher[int, int], network: Network) -> None:
         network.gate.set()
         with pytest.raises(RuntimeError, match="a broken item"):
-            await batcher.answer(-1, 10)
-        assert await batcher.answer(3, 10) == 6
+            await batcher.submit(-1, 10)
+        assert await batcher.submit(3, 10) == 6
 
     with_batcher(body)
 
@@ -112,8 +115,8 @@ def test_an_error_belongs_to_its_batch_alone() -> None:
 def test_those_who_gave_up_are_left_out() -> None:
     async def body(batcher: Batcher[int, int], network: Network) -> None:
         first = await hold(batcher, network, 0)
-        gone = asyncio.create_task(batcher.answer(1, 10))
-        stays = asyncio.create_task(batcher.answer(2, 10))
+        gone = asyncio.create_task(batcher.submit(1, 10))
+        stays = asyncio.create_task(batcher.submit(2, 10))
         await asyncio.sleep(0)
         gone.cancel()
         await asyncio.sleep(0)
@@ -127,9 +130,42 @@ def test_those_who_gave_up_are_left_out() -> None:
 def test_an_answer_that_takes_too_long_is_a_refusal() -> None:
     async def body(batcher: Batcher[int, int], network: Network) -> None:
         with pytest.raises(Refused, match=r"no answer within 0.05 seconds") as refused:
-            await batcher.answer(1, 0.05)
+            await batcher.submit(1, 0.05)
         assert refused.value.status == 503 and refused.value.headers == {"Retry-After": "1"}
         network.gate.set()
-        assert await batcher.answer(5, 10) == 10
+        assert await batcher.submit(5, 10) == 10
 
     with_batcher(body)
+
+
+@given(st.dictionaries(st.text(), st.integers(1, 9)))
+def test_any_class_name_can_be_a_label(counts: dict[str, int]) -> None:
+    metrics = Metrics()
+    for name, count in counts.items():
+        metrics.predictions.labels(name).inc(count)
+    # A line ends at a line feed only: other line separators of Unicode stay inside the label.
+    lines = generate_latest(metrics.registry).decode().split("\n")
+    samples = (re.fullmatch(r'cclnet_predictions_total\{class="(.*)"\} (\S+)', line, re.S) for line in lines)
+    found = {unescape(one[1]): float(one[2]) for one in samples if one}
+    assert found == {name: float(count) for name, count in counts.items()}
+
+
+def unescape(text: str) -> str:
+    return re.sub(r"\\(.)", lambda found: {"n": "\n"}.get(found[1], found[1]), text)
+
+
+@given(st.lists(st.integers(1, 100)))
+def test_batches_are_counted_up_to_each_bound(sizes: list[int]) -> None:
+    metrics = Metrics()
+    for size in sizes:
+        metrics.observe_batch(size, 0.1)
+    for bound in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, math.inf):
+        le = "+Inf" if math.isinf(bound) else f"{bound}"
+        found = metrics.registry.get_sample_value("cclnet_batch_images_bucket", {"le": le})
+        assert found == sum(size <= bound for size in sizes)
+    assert metrics.registry.get_sample_value("cclnet_batch_images_sum") == sum(sizes)
+    assert metrics.registry.get_sample_value("cclnet_network_seconds_count") == len(sizes)
+
+
+def test_a_counter_starts_at_zero() -> None:
+    assert Metrics().registry.get_sample_value("cclnet_upload_bytes_total") == 0
