@@ -110,28 +110,6 @@ def _add_api(app: FastAPI, service: Service, info: ModelInfo, with_token: bool) 
     dependencies = [Depends(HTTPBearer(auto_error=False))] if with_token else []
     private = APIRouter(dependencies=dependencies, responses=_refusals(421, 431, *([401] if with_token else [])))
 
-    @public.get(
-        "/healthz",
-        summary="Liveness: 503 if the server must be restarted. Needs no token.",
-        response_description="The server runs.",
-        responses=_refusals(503),
-    )
-    async def healthz() -> Status:
-        if not service.healthy:
-            raise Refused(503, "This server cannot recover by itself: restart it.")
-        return Status(status="ok")
-
-    @public.get(
-        "/readyz",
-        summary="Readiness: 503 while images cannot be decoded or predicted. Needs no token.",
-        response_description="The server can answer.",
-        responses=_refusals(503),
-    )
-    async def readyz() -> Status:
-        if not service.ready:
-            raise busy("The decoding processes are being restarted.")
-        return Status(status="ready")
-
     @private.post(
         "/predict",
         summary="Predict the class of an image.",
@@ -173,8 +151,30 @@ def _add_api(app: FastAPI, service: Service, info: ModelInfo, with_token: bool) 
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(service.metrics.registry), media_type=content_type)
 
-    app.include_router(public)
+    @public.get(
+        "/healthz",
+        summary="Liveness: whether the server runs, or recovers by itself. Needs no token.",
+        response_description="It does.",
+        responses={503: {"model": Reason, "description": "It must be restarted."}},
+    )
+    async def healthz() -> Status:
+        if not service.healthy:
+            raise Refused(503, "This server cannot recover by itself: restart it.")
+        return Status(status="ok")
+
+    @public.get(
+        "/readyz",
+        summary="Readiness: whether the server can answer /predict now. Needs no token.",
+        response_description="It can.",
+        responses=_refusals(503),
+    )
+    async def readyz() -> Status:
+        if not service.ready:
+            raise busy("The decoding processes are being restarted.")
+        return Status(status="ready")
+
     app.include_router(private)
+    app.include_router(public)
 
 
 def _add_pages(

@@ -120,19 +120,18 @@ async function showSimilar(answer) {
     soft ? `The weight of a class in the soft label of ${first} measures how similar the two look to the model.` : "",
     withPictures ? "The pictures are training images." : "",
   ].filter(Boolean).join(" ");
-  const largest = Math.max(...others.map((one) => one.weight ?? 0), 1e-9);
   const cards = [...(withPictures ? [{ name: first, weight: null }] : []), ...others];
   document.getElementById("similar-list").replaceChildren(
-    ...(await Promise.all(cards.map((one) => card(one, largest, withPictures, first)))),
+    ...(await Promise.all(cards.map((one) => card(one, withPictures, first)))),
   );
 }
 
-async function card({ name, weight }, largest, withPictures, first) {
+async function card({ name, weight }, withPictures, first) {
   const item = document.createElement("li");
   item.append(element("h3", name));
   const line = element("p", "", weight === null ? "weight own" : "weight");
   const text = weight !== null ? `weight ${percent(weight)}` : name === first ? "predicted" : "";
-  line.append(element("span", text), track((weight ?? 0) / largest));
+  line.append(element("span", text), track(weight ?? 0));
   item.append(line);
   if (withPictures) item.append(await thumbs(name));
   return item;
