@@ -18,6 +18,7 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 from served import COLOURS, LIMITS, SOFT_LABELS, colour_model, image_bytes, serving
 
+from cclnet.deploy.serve.decoding import DecoderPool
 from cclnet.deploy.serve.limits import Limits
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -122,6 +123,16 @@ def test_the_model_describes_itself_without_its_places(client: httpx.Client) -> 
 def test_health(client: httpx.Client) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}
+
+
+def test_a_server_that_cannot_decode_is_not_ready(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DecoderPool, "ready", False)
+    answer = client.get("/readyz")
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "1" and "restarted" in answer.json()["reason"]
+    assert client.get("/healthz").status_code == 200  # it may recover
+    monkeypatch.setattr(DecoderPool, "healthy", False)
+    answer = client.get("/healthz")
+    assert answer.status_code == 503 and "restart it" in answer.json()["reason"]
 
 
 def test_the_schema_and_its_page_name_every_call(client: httpx.Client) -> None:

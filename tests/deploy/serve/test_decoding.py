@@ -20,6 +20,7 @@ from served import LIMITS, image_bytes, serving
 from cclnet.deploy.serve import decoding
 from cclnet.deploy.serve.decoding import Decoder, DecoderPool, DecodingSettings
 from cclnet.deploy.serve.limits import Refused
+from cclnet.errors import InputError
 
 UPLOADS = hostile_uploads()
 SETTINGS = DecodingSettings(24, (16, 16), LIMITS)
@@ -173,6 +174,12 @@ def test_the_supervisor_restarts_what_was_killed(pool: DecoderPool, level: str) 
     wait_until(lambda: pool.ready)
     assert pid_of(decoder) != before
     assert decode(pool, image_bytes()) == RED
+
+
+def test_a_pool_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "run_decoder", os._exit)  # fails with its arguments, in the new process
+    with pytest.raises(InputError, match="decoding processes could not be started"):
+        DecoderPool(SETTINGS, 2)
 
 
 def test_a_pool_that_cannot_restart_is_neither_ready_nor_healthy(

@@ -287,11 +287,19 @@ class DecoderPool:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="decoding")  # each waits for one process
         self._idle: SimpleQueue[Decoder] = SimpleQueue()
         self.decoders = [Decoder(settings) for _ in range(count)]
-        for decoder in self.decoders:
-            decoder.start()
-        for decoder in self.decoders:  # they warm up in parallel
-            decoder.wait_until_ready()
-            self._idle.put(decoder)
+        try:
+            for decoder in self.decoders:
+                decoder.start()
+            for decoder in self.decoders:  # they warm up in parallel
+                decoder.wait_until_ready()
+                self._idle.put(decoder)
+        except (OSError, EOFError) as error:
+            for decoder in self.decoders:
+                decoder.stop()
+            raise InputError(
+                f"the decoding processes could not be started: {error!r}. Is there enough memory? "
+                'A script must call serve() under if __name__ == "__main__", as multiprocessing requires.'
+            ) from error
         self._last_ready = time.monotonic()
         self._closing = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, name="decoder supervisor", daemon=True)
@@ -384,6 +392,7 @@ class Decoder:
         try:
             self._ensure_ready()
         except (OSError, EOFError) as error:
+            self.stop()
             log.warning("a decoding process could not be restarted: %r", error)
         finally:
             self._lock.release()

@@ -50,6 +50,8 @@ def serve(
 ) -> None:
     """Serve a run folder or an exported model until the process is stopped.
 
+    A script must call it under ``if __name__ == "__main__"``, because it starts processes with multiprocessing.
+
     Args:
         token: required of all requests; needed for any host that other machines can reach.
         allowed_hosts: further host names of this server, such as that of a proxy.
