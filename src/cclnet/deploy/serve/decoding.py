@@ -54,8 +54,8 @@ _SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif", "JPEG2000": "jp2"}
 _MAX_RESULT_BYTES = 2**28  # a crop has at most 8192 pixels per side
 _SECONDS_TO_START = 120.0  # generous: a cold disk on a busy machine
 _SECONDS_BETWEEN_CHECKS = 1.0
-# Signals that do not come from decoding. 255: the fork server died and the exit code is unknown.
-_KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, 255, None)
+# Exit codes that decoding does not cause. 255: the fork server died and the exit code is unknown.
+_KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, 255)
 log = logging.getLogger(__name__)
 
 
@@ -208,7 +208,10 @@ def run_decoder(connection: Connection, settings: DecodingSettings) -> None:
     warnings.simplefilter("ignore")  # the sender gets a reason; the operator needs no warning about odd files
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     _limit_memory(settings.limits)
-    _warm_up(settings)
+    example = io.BytesIO()
+    Image.new("RGB", (32, 24)).save(example, "JPEG")
+    # Imports everything that decoding needs before the first request.
+    decode_upload(example.getvalue(), "image/jpeg", True, replace(settings, kept_in=None))
     connection.send_bytes(b"ready")
     while True:
         try:
@@ -231,13 +234,6 @@ def _response(request: dict[str, Any], body: bytes, settings: DecodingSettings) 
         return json.dumps({"status": 422, "reason": f"This file cannot be used: decoding failed ({name})."}).encode()
     head = json.dumps({"seen": upload.seen, "sha256": upload.sha256, "picture": upload.picture})
     return head.encode() + b"\n" + upload.pixels.tobytes()
-
-
-def _warm_up(settings: DecodingSettings) -> None:
-    """Import everything that decoding needs before the first request."""
-    file = io.BytesIO()
-    Image.new("RGB", (32, 24)).save(file, "JPEG")
-    decode_upload(file.getvalue(), "image/jpeg", True, replace(settings, kept_in=None))
 
 
 def _limit_memory(limits: Limits) -> None:
@@ -412,8 +408,7 @@ class Decoder:
                     return self._upload(self.connection.recv_bytes(_MAX_RESULT_BYTES))
                 reason = f"decoding it took longer than {seconds:g} seconds"
             except (EOFError, OSError):
-                if self._exit_code() in _KILLED_FROM_OUTSIDE:
-                    self.stop()
+                if self.stop(5.0) in _KILLED_FROM_OUTSIDE:
                     raise busy("The process that was decoding this image was killed.") from None
                 reason = "its decoder crashed"
             except (ValueError, LookupError, TypeError):
@@ -432,12 +427,6 @@ class Decoder:
             return False
         return not (self._answers and self.connection.poll(0))
 
-    def _exit_code(self) -> int | None:
-        assert self.process is not None
-        with _processes_lock:
-            self.process.join(5.0)
-            return self.process.exitcode
-
     def _upload(self, message: bytes) -> Upload:
         head, _, pixels = message.partition(b"\n")
         answer = json.loads(head)
@@ -451,14 +440,18 @@ class Decoder:
             str(answer["picture"]),
         )
 
-    def stop(self) -> None:
+    def stop(self, seconds: float = 0.0) -> int | None:
+        """Kill the process if it has not ended within ``seconds``; return its exit code, or None without a process."""
         self._answers = False
         if self.process is None:
-            return
+            return None
         process, self.process = self.process, None
         with _processes_lock:
             self.connection.close()
+            process.join(seconds)
             if process.is_alive():  # else its process id may belong to another process by now
                 process.kill()
-            process.join()
+                process.join()
+            code = process.exitcode
             process.close()
+        return code
