@@ -18,7 +18,7 @@ def predicted(*p: float, multilabel: bool = False) -> Prediction:
     return found
 
 
-def test_the_next_class_and_the_chance_are_told() -> None:
+def test_second_class_and_calibrated_frequency() -> None:
     lines = explain_confidence(predicted(0.9, 0.08, 0.02), multilabel=False, calibrated=True, curve=None)
     assert lines == [
         "The second most probable class is green (8.0%).",
@@ -26,12 +26,12 @@ def test_the_next_class_and_the_chance_are_told() -> None:
     ]
 
 
-def test_without_a_temperature_no_chance_is_claimed() -> None:
+def test_without_a_temperature_no_frequency_is_claimed() -> None:
     lines = explain_confidence(predicted(0.9, 0.08, 0.02), multilabel=False, calibrated=False, curve=None)
     assert "not calibrated" in lines[1] and not any("in 100" in line for line in lines)
 
 
-def test_when_no_class_has_half_a_person_shall_look() -> None:
+def test_below_50_percent_a_person_should_look() -> None:
     (line, _) = explain_confidence(predicted(0.4, 0.35, 0.25), multilabel=False, calibrated=True, curve=None)
     assert line == (
         "No class reaches 50%; the second most probable is green (35.0%). A person should look at this image."
@@ -41,7 +41,7 @@ def test_when_no_class_has_half_a_person_shall_look() -> None:
 @pytest.mark.parametrize(
     ("sure", "about", "wrong"), [(0.9, "60", "none"), (0.7, "80", "25.0%"), (0.55, "100", "30.0%")]
 )
-def test_experience_is_that_of_images_at_least_as_sure(sure: float, about: str, wrong: str) -> None:
+def test_error_rate_is_that_of_images_at_least_as_sure(sure: float, about: str, wrong: str) -> None:
     confidence = np.repeat([0.95, 0.8, 0.6], [60, 20, 20])
     right = np.repeat([True, False, True, False], [60, 20, 10, 10])
     curve = measure_curve(confidence, right, "val")
@@ -51,13 +51,13 @@ def test_experience_is_that_of_images_at_least_as_sure(sure: float, about: str, 
     )
 
 
-def test_few_images_are_no_experience() -> None:
+def test_few_images_give_no_error_rate() -> None:
     curve = measure_curve(np.array([0.99, 0.5, 0.4]), np.array([True, True, False]), "val")
     assert len(explain_confidence(predicted(0.45, 0.4, 0.15), multilabel=False, calibrated=True, curve=curve)) == 2
     assert len(explain_confidence(predicted(1.0, 0.0, 0.0), multilabel=False, calibrated=True, curve=curve)) == 2
 
 
-def test_of_several_labels_the_closest_call_is_named() -> None:
+def test_multilabel_names_the_closest_call() -> None:
     found = predicted(0.9, 0.45, 0.7, multilabel=True)
     (line,) = explain_confidence(found, multilabel=True, calibrated=True, curve=None)
     assert line == "2 of 3 findings have a probability of at least 50%. Closest call: green (45.0%)."
@@ -68,7 +68,7 @@ def test_of_several_labels_the_closest_call_is_named() -> None:
     [(0, 0, "in the upper left"), (0, 4, "in the upper part"), (4, 8, "on the right"), (8, 8, "in the lower right"),
      (4, 4, "in the centre or all over the image")],
 )  # fmt: skip
-def test_places_have_names(row: int, column: int, words: str) -> None:
+def test_heat_location(row: int, column: int, words: str) -> None:
     heat = np.full((9, 9), 0.1, np.float32)
     heat[row, column] = 1.0
     assert heat_location(heat) == words

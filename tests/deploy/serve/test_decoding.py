@@ -33,7 +33,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         yield opened
 
 
-def test_there_are_two_hundred_of_them() -> None:
+def test_there_are_two_hundred_hostile_uploads() -> None:
     names = [upload.name for upload in UPLOADS]
     assert len(names) == len(set(names)) >= 200
 
@@ -50,15 +50,15 @@ def test_a_hostile_upload_gets_a_reason(client: httpx.Client, upload: Hostile) -
         assert len(answer.json()["reason"]) > 10
         assert "Traceback" not in answer.text and "/src/" not in answer.text
     elif answer.status_code != 200:
-        assert answer.text == "Invalid HTTP request received."  # headers so long that no application sees them
+        assert answer.text == "Invalid HTTP request received."  # headers so long that the application is not called
 
 
-def test_the_server_goes_on(client: httpx.Client) -> None:
+def test_the_server_survives_hostile_uploads(client: httpx.Client) -> None:
     assert client.post("/predict", files={"image": image_bytes()}).json()["label"] == "red"
     assert 'status="500"' not in client.get("/metrics").text
 
 
-def test_a_bomb_meets_the_limit_of_memory() -> None:
+def test_a_decompression_bomb_exceeds_the_memory_limit() -> None:
     pytest.importorskip("pydicom", reason="no pydicom to set the bomb off")
     if sys.platform != "linux":
         pytest.skip("memory is limited on Linux only")
@@ -86,7 +86,7 @@ def pid_of(decoder: Decoder) -> int:
 
 
 def signal_while_decoding(pool: DecoderPool, signum: int) -> None:
-    """Stop the only process, so that it does not read what is sent, and send it a signal then."""
+    """Pause the only process, so that it does not read the request, and then send it a signal."""
     (decoder,) = pool.decoders
     os.kill(pid_of(decoder), signal.SIGSTOP)
     send = decoder.connection.send_bytes
@@ -176,7 +176,7 @@ def test_the_supervisor_restarts_what_was_killed(pool: DecoderPool, level: str) 
     assert decode(pool, image_bytes()) == RED
 
 
-def test_a_pool_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_that_cannot_start_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "run_decoder", os._exit)  # fails with its arguments, in the new process
     with pytest.raises(InputError, match="decoding processes could not be started"):
         DecoderPool(SETTINGS, 2)

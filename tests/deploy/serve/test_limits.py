@@ -13,7 +13,7 @@ from cclnet.deploy.serve.limits import Limits
 from cclnet.errors import InputError
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_body_that_does_not_arrive_times_out(tmp_path_factory: pytest.TempPathFactory) -> None:
     with serving(tmp_path_factory.mktemp("run"), limits=Limits(seconds=0.4)) as address:
         host, port = address.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=10) as line:
@@ -25,7 +25,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path_factory: pytest.Te
         assert answer.startswith(b"HTTP/1.1 408 ") and b"did not arrive within 0.4 seconds" in answer
 
 
-def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
+def test_a_silent_connection_is_closed(tmp_path: Path) -> None:
     with serving(tmp_path, seconds_to_ask=0.5) as address:
         host, port = address.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=20) as silent:
@@ -34,6 +34,6 @@ def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
         assert httpx.get(f"{address}/healthz").status_code == 200
 
 
-def test_limits_that_let_nothing_through_are_refused() -> None:
+def test_limits_must_be_positive() -> None:
     with pytest.raises(InputError, match=r"upload_bytes at least 1, got 0; seconds above 0, got 0"):
         Limits(upload_bytes=0, seconds=0)

@@ -31,7 +31,7 @@ DATA = "synthetic:images=70,size=16"
 
 
 def refused(*arguments: str) -> str:
-    """What `cclnet serve` says before it starts anything."""
+    """Return the error of `cclnet serve` before it starts."""
     error = CliRunner().invoke(app, ["serve", *arguments], env={"CCLNET_TOKEN": ""}).exception
     assert isinstance(error, InputError), error
     return str(error)
@@ -49,8 +49,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-def talk_to(server: subprocess.Popen[str], run: Path, images: list[Path]) -> list[int]:
-    """Ask a server what it says about images, hold it against the model in a program; gives its processes."""
+def compare_answers(server: subprocess.Popen[str], run: Path, images: list[Path]) -> list[int]:
+    """Compare the answers of a server with the loaded model; return the descendants of its process."""
     assert server.stderr is not None
     greeting = server.stderr.readline()
     found = re.search(r"Serving run at (http://127\.0\.0\.1:\d+) \(torch on cpu", greeting)
@@ -76,7 +76,7 @@ def test_a_run_is_served_until_it_is_stopped_and_leaves_nothing_behind(tmp_path:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
         try:
-            below = talk_to(server, run, images)
+            below = compare_answers(server, run, images)
             server.send_signal(signal.SIGINT)
             assert server.wait(timeout=60) == 0
             assert server.stderr is not None and server.stderr.read() == ""
@@ -132,7 +132,7 @@ def test_on_a_cpu_the_model_runs_in_onnx_unless_only_torch_has_its_maps(tmp_path
     assert load_to_serve(grad_cam, "cpu", "onnx").engine == "onnx"
 
 
-def test_others_are_not_served_without_a_token(tmp_path: Path) -> None:
+def test_a_public_host_needs_a_token(tmp_path: Path) -> None:
     run = str(tmp_path)
     assert "a token is needed" in refused(run, "--host", "0.0.0.0")
     assert "a token is needed" in refused(run, "--allow-host", "skin.example.org")
@@ -151,12 +151,12 @@ def test_an_unknown_host_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--max-megabytes", "--max-megapixels", "--max-seconds"])
-def test_limits_of_nothing_are_refused(tmp_path: Path, option: str) -> None:
+def test_limits_of_zero_are_refused(tmp_path: Path, option: str) -> None:
     assert "refuse every upload" in refused(str(tmp_path), option, "0")
 
 
 @pytest.mark.parametrize("option", ["--batch", "--decoders", "--readers"])
-def test_batches_and_decoders_of_nothing_are_refused(tmp_path: Path, option: str) -> None:
+def test_zero_batches_and_decoders_are_refused(tmp_path: Path, option: str) -> None:
     assert "must be at least 1" in refused(str(tmp_path), option, "0", "--port", "0")
 
 
@@ -169,21 +169,21 @@ def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path, monkeypatch: py
     assert "pip install 'cclnet[serve,export]'" in refused(str(tmp_path))
 
 
-def test_a_score_file_that_makes_no_sense_is_named(tmp_path: Path) -> None:
+def test_an_invalid_score_file_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (run / "scores.json").write_text("{}")
     assert "scores.json was not written by cclnet evaluate" in refused(str(run), "--port", "0", "--engine", "torch")
 
 
 def write_split_run(folder: Path, data: str = DATA) -> tuple[str, ...]:
-    """The files of a run that examples are read from: settings and split."""
+    """Write the files of a run that examples are read from: settings and split."""
     table = open_data(DATA)
     write_split(folder / "split.csv", table, make_split(table, SplitSettings(val=0.3)))
     (folder / "settings.toml").write_text(f'data = "{data}"\n', encoding="utf-8")
     return table.classes
 
 
-def test_only_training_images_of_the_class_are_chosen_one_of_a_lesion(tmp_path: Path) -> None:
+def test_examples_are_training_images_one_per_lesion(tmp_path: Path) -> None:
     classes = write_split_run(tmp_path)
     split = pd.read_csv(tmp_path / "split.csv", dtype=str).set_index("image")
     chosen = choose_examples(split.reset_index(), classes, multilabel=False)
@@ -195,7 +195,7 @@ def test_only_training_images_of_the_class_are_chosen_one_of_a_lesion(tmp_path: 
         assert rows["group"].is_unique
 
 
-def test_images_of_several_labels_count_for_each() -> None:
+def test_multilabel_images_are_examples_of_each_label() -> None:
     split = pd.DataFrame(
         {"image": ["a", "b", "c", "d"], "split": ["train", "train", "train", "val"], "label": ["x|y", "y", "", "x|y"]}
     )
@@ -203,12 +203,12 @@ def test_images_of_several_labels_count_for_each() -> None:
     assert chosen["x"] == ["a"] and sorted(chosen["y"]) == ["a", "b"] and chosen["z"] == []
 
 
-def test_images_without_a_lesion_are_not_taken_for_one(tmp_path: Path) -> None:
+def test_images_without_a_group_are_separate(tmp_path: Path) -> None:
     split = pd.DataFrame({"image": list("abcd"), "split": "train", "label": "x", "group": ["", "", "g", "g"]})
     assert len(choose_examples(split, ("x",), multilabel=False)["x"]) == 3
 
 
-def test_pictures_are_read_and_served(tmp_path: Path) -> None:
+def test_examples_are_read_and_served(tmp_path: Path) -> None:
     classes = write_split_run(tmp_path)
     pictures, note = read_examples(tmp_path, classes, multilabel=False)
     assert note == "" and all(1 <= len(pictures[name]) <= EXAMPLES_PER_CLASS for name in classes)
@@ -221,7 +221,7 @@ def test_pictures_are_read_and_served(tmp_path: Path) -> None:
         assert httpx.get(f"{address}/model").json()["examples"]
 
 
-def test_data_that_has_moved_is_found_where_it_is_said_to_be(tmp_path: Path) -> None:
+def test_examples_from_moved_data(tmp_path: Path) -> None:
     classes = write_split_run(tmp_path, data="gone")
     with pytest.raises(InputError, match=r"--examples: no images to show.*--data"):
         read_examples(tmp_path, classes, multilabel=False)

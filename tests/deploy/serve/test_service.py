@@ -19,7 +19,7 @@ from cclnet.deploy.serve.service import Batcher, Metrics
 
 
 class Network:
-    """Doubles numbers; works only while its gate is open, and remembers its batches."""
+    """Doubles numbers while its gate is open, and records its batches."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -54,15 +54,15 @@ def with_batcher(
     return network, sizes
 
 
-async def hold(batcher: Batcher[int, int], network: Network, item: int) -> asyncio.Task[int]:
-    """Send an item and wait until it is inside the network."""
+async def submit_and_wait(batcher: Batcher[int, int], network: Network, item: int) -> asyncio.Task[int]:
+    """Submit an item and wait until the network has it."""
     task = asyncio.create_task(batcher.submit(item, 10))
     while not network.entered.is_set():
         await asyncio.sleep(0.001)
     return task
 
 
-def test_an_item_that_comes_alone_goes_alone_and_at_once() -> None:
+def test_a_single_item_runs_at_once() -> None:
     async def body(batcher: Batcher[int, int], network: Network) -> None:
         network.gate.set()
         for item in range(3):
@@ -74,11 +74,11 @@ def test_an_item_that_comes_alone_goes_alone_and_at_once() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(waiting=st.integers(0, 15), largest=st.integers(1, 6))
-def test_what_waits_goes_together_in_order_and_gets_its_own_answer(waiting: int, largest: int) -> None:
+def test_waiting_items_form_batches_in_order(waiting: int, largest: int) -> None:
     async def body(batcher: Batcher[int, int], network: Network) -> None:
-        first = await hold(batcher, network, 100)
+        first = await submit_and_wait(batcher, network, 100)
         others = [asyncio.create_task(batcher.submit(item, 10)) for item in range(waiting)]
-        await asyncio.sleep(0)  # all stand in line now
+        await asyncio.sleep(0)  # all are waiting now
         network.gate.set()
         assert await first == 200
         assert await asyncio.gather(*others) == [2 * item for item in range(waiting)]
@@ -88,11 +88,11 @@ def test_what_waits_goes_together_in_order_and_gets_its_own_answer(waiting: int,
     assert network.batches == [[100], *expected] and sizes == [len(batch) for batch in network.batches]
 
 
-def test_a_second_lane_takes_what_comes_while_the_first_is_busy() -> None:
+def test_two_batches_run_in_parallel() -> None:
     async def body(batcher: Batcher[int, int], network: Network) -> None:
-        first = await hold(batcher, network, 1)
+        first = await submit_and_wait(batcher, network, 1)
         network.entered.clear()
-        second = await hold(batcher, network, 2)  # inside as well, while the gate is closed
+        second = await submit_and_wait(batcher, network, 2)  # inside as well, while the gate is closed
         third = [asyncio.create_task(batcher.submit(item, 10)) for item in (3, 4)]
         await asyncio.sleep(0)
         network.gate.set()
@@ -102,7 +102,7 @@ def test_a_second_lane_takes_what_comes_while_the_first_is_busy() -> None:
     assert network.batches == [[1], [2], [3, 4]]
 
 
-def test_an_error_belongs_to_its_batch_alone() -> None:
+def test_an_error_affects_its_batch_only() -> None:
     async def body(batcher: Batcher[int, int], network: Network) -> None:
         network.gate.set()
         with pytest.raises(RuntimeError, match="a broken item"):
@@ -112,9 +112,9 @@ def test_an_error_belongs_to_its_batch_alone() -> None:
     with_batcher(body)
 
 
-def test_those_who_gave_up_are_left_out() -> None:
+def test_cancelled_items_are_left_out() -> None:
     async def body(batcher: Batcher[int, int], network: Network) -> None:
-        first = await hold(batcher, network, 0)
+        first = await submit_and_wait(batcher, network, 0)
         gone = asyncio.create_task(batcher.submit(1, 10))
         stays = asyncio.create_task(batcher.submit(2, 10))
         await asyncio.sleep(0)
@@ -127,7 +127,7 @@ def test_those_who_gave_up_are_left_out() -> None:
     assert network.batches == [[0], [2]]
 
 
-def test_an_answer_that_takes_too_long_is_a_refusal() -> None:
+def test_a_slow_result_is_refused() -> None:
     async def body(batcher: Batcher[int, int], network: Network) -> None:
         with pytest.raises(Refused, match=r"no answer within 0.05 seconds") as refused:
             await batcher.submit(1, 0.05)

@@ -66,15 +66,17 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextmanager
 def opened(browser: Browser, address: str, width: int = 1280, **how: Any) -> Iterator[tuple[Page, list[str]]]:
-    """The page, and what it says to nobody: errors, and requests to other places."""
-    heard: list[str] = []
+    """Open the page; yield it and a list of its console messages, errors and requests to other servers."""
+    messages: list[str] = []
     context = browser.new_context(viewport={"width": width, "height": 800}, accept_downloads=True, **how)
     page = context.new_page()
-    page.on("console", lambda message: heard.append(message.text))
-    page.on("pageerror", lambda error: heard.append(str(error)))
-    page.on("request", lambda one: None if one.url.startswith((address, "data:", "blob:")) else heard.append(one.url))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on(
+        "request", lambda one: None if one.url.startswith((address, "data:", "blob:")) else messages.append(one.url)
+    )
     page.goto(address)
-    yield page, heard
+    yield page, messages
     context.close()
 
 
@@ -92,7 +94,7 @@ def green_corner() -> bytes:
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 375)])
 def test_a_dropped_image_is_answered(browser: Browser, address: str, tmp_path: Path, scheme: str, width: int) -> None:
-    with opened(browser, address, width, color_scheme=scheme) as (page, heard):
+    with opened(browser, address, width, color_scheme=scheme) as (page, messages):
         assert "Not a medical device" in page.inner_text("header")
         give(page, green_corner())
         page.wait_for_selector("#result:not([hidden])")
@@ -110,13 +112,13 @@ def test_a_dropped_image_is_answered(browser: Browser, address: str, tmp_path: P
         assert "The evidence for green is in the upper left" in page.inner_text("#caption")
         assert page.locator("#similar h3").all_inner_texts() == ["green", "red", "blue"]
         assert page.locator(".thumbs img").count() == 9
-        assert heard == []
+        assert messages == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert paper == ("rgb(20, 23, 28)" if scheme == "dark" else "rgb(255, 255, 255)")
 
 
-def test_a_text_file_is_refused_kindly_and_the_next_image_works(browser: Browser, address: str) -> None:
+def test_a_text_file_is_refused_and_the_next_image_works(browser: Browser, address: str) -> None:
     with opened(browser, address) as (page, _):
         give(page, b"What is this?", "notes.txt", "text/plain")
         page.wait_for_selector("#error:not([hidden])")
@@ -128,7 +130,7 @@ def test_a_text_file_is_refused_kindly_and_the_next_image_works(browser: Browser
         assert page.is_hidden("#error") and page.inner_text("#prediction").startswith("red")
 
 
-def test_what_is_too_large_is_not_even_sent(browser: Browser, address: str) -> None:
+def test_a_file_that_is_too_large_is_not_sent(browser: Browser, address: str) -> None:
     with opened(browser, address) as (page, _):
         sent: list[str] = []
         page.on("request", lambda one: sent.append(one.url))
@@ -171,7 +173,7 @@ def test_everything_works_from_the_keyboard(browser: Browser, address: str, tmp_
         assert order == ["download-json", "download-picture", "API"]
 
 
-def test_a_screen_reader_meets_words(browser: Browser, address: str) -> None:
+def test_screen_reader(browser: Browser, address: str) -> None:
     with opened(browser, address) as (page, _):
         give(page, green_corner())
         page.wait_for_selector(".thumbs img")
@@ -186,7 +188,7 @@ def test_a_screen_reader_meets_words(browser: Browser, address: str) -> None:
         )
 
 
-def test_the_result_can_be_taken_home(browser: Browser, address: str) -> None:
+def test_the_result_can_be_downloaded(browser: Browser, address: str) -> None:
     with opened(browser, address) as (page, _):
         give(page, green_corner(), "../my lesion.v2.png")
         page.wait_for_selector("#result:not([hidden])")
@@ -205,7 +207,7 @@ def test_the_result_can_be_taken_home(browser: Browser, address: str) -> None:
         assert colours[60, 240, 0] > 100
 
 
-def test_a_person_signs_in(browser: Browser, tmp_path: Path) -> None:
+def test_sign_in(browser: Browser, tmp_path: Path) -> None:
     with serving(tmp_path, token=TOKEN) as address, opened(browser, address) as (page, _):
         page.fill("#token", "not the token at all")
         with page.expect_navigation():
