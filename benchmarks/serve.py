@@ -1,9 +1,9 @@
-"""`cclnet serve` under load: 32 clients at once for a minute, against one client alone. Writes results/serve.json.
+"""Measure `cclnet serve` under load: 32 clients for one minute, and one client alone. Writes results/serve.json.
 
-    python benchmarks/serve.py                    # a ResNet-18 at 224 pixels with random weights, on drawn photographs
-    python benchmarks/serve.py --run runs/mine    # a model of your own
+    python benchmarks/serve.py                    # a ResNet-18 at 224 pixels with random weights, on synthetic images
+    python benchmarks/serve.py --run runs/mine    # your own model
 
-The clients run on the same machine, on the loopback interface, and take their share of its cores.
+The clients run on the same machine and use some of its CPU time.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from cclnet.data.parallel import available_cores
 from cclnet.files import write_whole
 
 PHOTOGRAPHS = 32
-SIZE = (600, 450)  # those of ISIC 2018
+SIZE = (600, 450)  # as in ISIC 2018
 CLASSES = ["AKIEC", "BCC", "BKL", "DF", "MEL", "NV", "VASC"]
 
 
 def write_run(folder: Path, backbone: str, size: int) -> Path:
-    """A run folder with an untrained network: what it says is of no interest here, how long it takes is."""
+    """Write a run folder with an untrained network; only its speed matters here."""
     from safetensors.torch import save_file
 
     from cclnet.network import TimmClassifier
@@ -57,7 +57,7 @@ def write_run(folder: Path, backbone: str, size: int) -> Path:
 
 
 def photographs() -> list[bytes]:
-    """JPEGs about as large and as hard to decode as dermatoscopic ones: smooth colours under fine noise."""
+    """Return JPEGs of about the size and decoding cost of dermatoscopic images: smooth colours under fine noise."""
     generator = np.random.default_rng(0)
     found = []
     for _ in range(PHOTOGRAPHS):
@@ -73,15 +73,15 @@ def photographs() -> list[bytes]:
 
 @contextlib.contextmanager
 def serving(run: Path) -> Iterator[tuple[str, int, str]]:
-    """`cclnet serve` in a process of its own: its address, its process, and how it greets."""
+    """Run `cclnet serve` in a process; yield its address, its process id, and its engine and device."""
     command = [sys.executable, "-m", "cclnet", "serve", str(run), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
-            greeting = server.stderr.readline()
-            found = re.search(r"(http://\S+:\d+) \((\w+ on \w+)", greeting)
+            message = server.stderr.readline()
+            found = re.search(r"(http://\S+:\d+) \((\w+ on \w+)", message)
             if not found:
-                raise SystemExit(greeting + server.stderr.read())
+                raise SystemExit(message + server.stderr.read())
             yield found[1], server.pid, found[2]
             server.send_signal(signal.SIGINT)
             server.wait(timeout=60)
@@ -95,13 +95,13 @@ def processes_of(pid: int) -> list[int]:
 
 
 def memory_mb(pid: int) -> float:
-    """Memory of a process and those below it, what they share counted once (proportional set size)."""
+    """Return the memory of a process tree, shared pages counted once (proportional set size)."""
     sizes = [Path(f"/proc/{one}/smaps_rollup").read_text() for one in processes_of(pid)]
     return sum(int(found[1]) for text in sizes if (found := re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE))) / 1024
 
 
-async def ask(client: httpx.AsyncClient, image: bytes) -> tuple[float, str]:
-    """Seconds until the answer, and what went wrong, if anything did."""
+async def send(client: httpx.AsyncClient, image: bytes) -> tuple[float, str]:
+    """Return the seconds until the answer, and the error or ""."""
     start = time.perf_counter()
     try:
         answer = await client.post("/predict", content=image, headers={"content-type": "image/jpeg"})
@@ -112,25 +112,25 @@ async def ask(client: httpx.AsyncClient, image: bytes) -> tuple[float, str]:
 
 
 async def alone(address: str, images: list[bytes], requests: int) -> list[float]:
-    """One client, one image after the other, the first ones not counted."""
+    """Return the latencies of one client, without the first ten requests."""
     async with httpx.AsyncClient(base_url=address, timeout=60) as client:
-        found = [await ask(client, images[i % len(images)]) for i in range(requests + 10)]
+        found = [await send(client, images[i % len(images)]) for i in range(requests + 10)]
     if errors := {wrong for _, wrong in found if wrong}:
-        raise SystemExit(f"the server does not answer: {errors}")
+        raise SystemExit(f"the server failed: {errors}")
     return [seconds for seconds, _ in found[10:]]
 
 
 async def together(address: str, images: list[bytes], clients: int, seconds: float, pid: int) -> dict[str, Any]:
-    """So many clients, each asking again as soon as it is answered, while the memory is looked at once a second."""
+    """Run clients that each send the next image after the answer, and record the memory every second."""
     begin = time.perf_counter()
     answers: list[tuple[float, str]] = []
     memory: list[tuple[float, float]] = []
 
-    async def one(place: int) -> None:
+    async def client_loop(index: int) -> None:
         async with httpx.AsyncClient(base_url=address, timeout=60) as client:
-            turn = place
+            turn = index
             while time.perf_counter() - begin < seconds:
-                answers.append(await ask(client, images[turn % len(images)]))
+                answers.append(await send(client, images[turn % len(images)]))
                 turn += 1
 
     async def watch() -> None:
@@ -138,7 +138,7 @@ async def together(address: str, images: list[bytes], clients: int, seconds: flo
             memory.append((round(time.perf_counter() - begin, 1), round(await asyncio.to_thread(memory_mb, pid), 1)))
             await asyncio.sleep(1)
 
-    await asyncio.gather(watch(), *[one(place) for place in range(clients)])
+    await asyncio.gather(watch(), *[client_loop(index) for index in range(clients)])
     return {
         "clients": clients,
         "seconds": time.perf_counter() - begin,
@@ -156,7 +156,7 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 
 def batches(address: str) -> dict[str, float]:
-    """Mean size of the batches so far, as the server counts them."""
+    """Return the number of images and batches so far, from the metrics of the server."""
     text = httpx.get(f"{address}/metrics").text
     found = dict(re.findall(r"^cclnet_batch_images_(sum|count) (\S+)$", text, re.MULTILINE))
     return {"images": float(found["sum"]), "batches": float(found["count"])}
@@ -192,7 +192,7 @@ def measure(run: Path, clients: int, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--run", type=Path, help="a run folder; without it an untrained network")
+    parser.add_argument("--run", type=Path, help="a run folder; default: an untrained network")
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--clients", type=int, default=32)

@@ -30,13 +30,15 @@ def serve(
     max_megapixels: Annotated[float, typer.Option(help="Largest image, by its header.")] = 50.0,
     max_seconds: Annotated[float, typer.Option(help="Time limit of upload, decoding and answer, each.")] = 30.0,
     batch: Annotated[int, typer.Option(help="Largest batch.")] = 16,
-    readers: Annotated[int | None, typer.Option(help="Decoding processes. Default: one per core, up to 4.")] = None,
+    decoders: Annotated[int | None, typer.Option(help="Decoding processes. Default: one per core, up to 4.")] = None,
+    readers: Annotated[int | None, typer.Option(hidden=True, help="Old name of --decoders.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     engine: Annotated[str, typer.Option(help="auto, onnx or torch. auto: onnx on a CPU, torch on a GPU.")] = "auto",
 ) -> None:
     """Serve RUN as a web page to drop images on and as an API; only on this machine unless --host is given."""
     try:
         import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
         import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
@@ -57,8 +59,8 @@ def serve(
         data=data,
         keep=keep,
         limits=limits,
-        largest_batch=batch,
-        readers=readers,
+        max_batch=batch,
+        decoders=decoders if decoders is not None else readers,
         device=device,
         engine=engine,
     )

@@ -1,1 +1,1 @@
-"""A trained model on a page and behind an API: ``cclnet serve RUN``. Needs the extra ``serve``."""
+"""Serve a trained model as a web page and an HTTP API: ``cclnet serve RUN``. Needs the extra ``serve``."""

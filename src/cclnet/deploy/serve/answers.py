@@ -1,43 +1,68 @@
-"""What is sent back: its form, as the API promises it, and how it is filled in."""
+"""Responses of the API: their schema, how they are filled in, and the sentences that explain a prediction."""
 
 from __future__ import annotations
 
 import base64
 import io
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 from pydantic import BaseModel, Field
 
+from cclnet import __version__
+from cclnet.data.image_io import FORMATS
 from cclnet.deploy.explain import enlarge
-from cclnet.deploy.model import Model
-from cclnet.deploy.serve import words
-from cclnet.deploy.serve.reading import Upload
+from cclnet.deploy.model import Model, Prediction
+from cclnet.deploy.serve.decoding import Upload
+from cclnet.deploy.serve.limits import Limits
+from cclnet.errors import InputError
+from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import AbstentionCurve
 
-Floats = npt.NDArray[np.float64]
 Heat = npt.NDArray[np.float32]
+NOTICE = (
+    "Not a medical device. For research and teaching only: it does not replace an examination and must not be used to "
+    "decide about anyone's care."
+)
+LEVELS = ((0.95, "Very sure"), (0.75, "Fairly sure"), (0.5, "Not very sure"), (0.0, "Unsure"))
+MIN_IMAGES = 20  # held-out images that an error rate must be based on
+
+
+class Reason(BaseModel):
+    """Why a request was refused."""
+
+    reason: str
+
+
+class Status(BaseModel):
+    status: str = Field(description="ok or ready")
+
+
+class Examples(BaseModel):
+    name: str = Field(description="The class.")
+    pictures: list[str] = Field(description="Data URIs of small training images of the class.")
 
 
 class ClassProbability(BaseModel):
     name: str
-    probability: float = Field(ge=0, le=1, description="Calibrated, where the model is.")
+    probability: float = Field(ge=0, le=1, description="Calibrated if the model is.")
 
 
-class AlikeClass(BaseModel):
+class SimilarClass(BaseModel):
     name: str
     weight: float = Field(ge=0, le=1, description="Its weight in the soft label of the predicted class.")
 
 
 class HeatMap(BaseModel):
-    of: str = Field(description="The class it speaks for: the most probable one.")
-    where: str = Field(description="Its place in words.")
-    png: str = Field(description="Data URI of a grey PNG of the part seen; white is where most speaks for the class.")
+    of: str = Field(description="The class that the heat map is for: the most probable one.")
+    where: str = Field(description="Its location in words.")
+    png: str = Field(description="Data URI of a grey PNG of the seen region; white is the strongest evidence.")
 
 
 class Seen(BaseModel):
-    """The part of the upright image that the network got, as shares of its width and height."""
+    """Region of the upright image that the network gets, as fractions of its width and height."""
 
     left: float
     top: float
@@ -46,41 +71,121 @@ class Seen(BaseModel):
 
 
 class Answer(BaseModel):
-    """What the model says about an image."""
+    """Prediction for an image."""
 
-    label: str = Field(description="The most probable class; where there may be several, those of at least .5 and |.")
-    confidence: float = Field(ge=0, le=1, description="Probability of the label; of several, the least sure decision.")
-    sureness: str = Field(description="The confidence in a word or two.")
-    words: list[str] = Field(description="What that means, in sentences.")
+    label: str = Field(description="The most probable class; if multilabel, all of at least 0.5, joined by |.")
+    confidence: float = Field(ge=0, le=1, description="Probability of the label; if multilabel, of the least sure one.")
+    sureness: str = Field(description="The confidence in one or two words.")
+    words: list[str] = Field(description="What the confidence means, in sentences.")
     probabilities: list[ClassProbability] = Field(description="All classes, the most probable first.")
-    similar: list[AlikeClass] = Field(description="Classes most easily confused with it, by the learned soft labels.")
-    heat: HeatMap | None = Field(description="Where the network looked, if asked for and if it can tell.")
+    similar: list[SimilarClass] = Field(description="Classes it is most easily confused with, by the soft labels.")
+    heat: HeatMap | None = Field(description="Location of the evidence, if requested and available.")
     seen: Seen
-    picture: str | None = Field(description="Data URI of the upright image, made smaller, if asked for.")
-    sha256: str = Field(description="Of the file that was sent.")
+    picture: str | None = Field(description="Data URI of a preview of the upright image, if requested.")
+    sha256: str = Field(description="Hash of the uploaded file.")
     model: str
     notice: str
 
 
+class UploadLimits(BaseModel):
+    bytes: int
+    pixels: int
+    seconds: float
+
+
+class ModelInfo(BaseModel):
+    """Description of the model, and what this server accepts."""
+
+    name: str
+    classes: list[str]
+    multilabel: bool = Field(description="Whether an image may have several labels.")
+    calibrated: bool
+    temperature: float | None
+    backbone: str
+    method: str
+    training_images: int | None
+    engine: str
+    device: str
+    short_side: int = Field(description="Images are resized to this short side, then cropped at the centre.")
+    crop: list[int] = Field(description="Height and width of the crop.")
+    soft_labels: list[list[float]] | None = Field(description="Soft label of each class, one row per class.")
+    judged: list[str] = Field(description="Evaluation of the model, in sentences.")
+    heat_maps: bool
+    examples: bool = Field(description="Whether training images are shown.")
+    kept: bool = Field(description="Whether uploads are kept.")
+    formats: list[str]
+    limits: UploadLimits
+    version: str
+    notice: str
+
+
+def model_info(name: str, model: Model, limits: Limits, *, heat_maps: bool, examples: bool, kept: bool) -> ModelInfo:
+    return ModelInfo(
+        name=name,
+        classes=list(model.classes),
+        multilabel=model.multilabel,
+        calibrated=model.temperature is not None,
+        temperature=model.temperature,
+        backbone=model.description.backbone,
+        method=model.description.method,
+        training_images=model.description.trained.images,
+        engine=model.engine,
+        device=model.device,
+        short_side=model.description.short_side,
+        crop=list(model.description.crop),
+        soft_labels=None if model.soft_labels is None else model.soft_labels.tolist(),
+        judged=_evaluation(model.folder),
+        heat_maps=heat_maps,
+        examples=examples,
+        kept=kept,
+        formats=[name for name in FORMATS if name != "DIB"] + ["DICOM"],
+        limits=UploadLimits(bytes=limits.upload_bytes, pixels=limits.pixels, seconds=limits.seconds),
+        version=__version__,
+        notice=NOTICE,
+    )
+
+
+def _evaluation(folder: Path) -> list[str]:
+    """Return the summary sentences of the report, or none if the model has not been evaluated."""
+    run = RunFolder(folder)
+    scores = run.read_scores()
+    if scores is None:
+        return []
+    from cclnet.report.html import in_short, judged_on
+
+    try:
+        return [f"Evaluated on {judged_on(scores)}.", *in_short(scores)]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{run.scores} was not written by cclnet evaluate ({error!r}): run cclnet evaluate again."
+        ) from error
+
+
 def make_answer(
-    name: str, model: Model, upload: Upload, probabilities: Floats, heat: Heat | None, curve: AbstentionCurve | None
+    name: str,
+    model: Model,
+    upload: Upload,
+    probabilities: npt.NDArray[np.float64],
+    heat: Heat | None,
+    curve: AbstentionCurve | None,
 ) -> Answer:
-    """The answer for one image: probabilities [K] and heat [h', w'] as :meth:`Model.run` gives them."""
-    (found,) = model.describe(probabilities[None])
+    """Return the answer for one image from probabilities [K] and heat map [h', w'] of :meth:`Model.run`."""
+    (prediction,) = model.describe(probabilities[None])
     left, top, width, height = upload.seen
+    ranked = prediction.top(len(model.classes))
     return Answer(
-        label=found.label,
-        confidence=found.confidence,
-        sureness=words.sureness(found.confidence),
-        words=words.explanation(found, model.multilabel, model.temperature is not None, curve),
-        probabilities=[ClassProbability(name=n, probability=p) for n, p in found.top(len(model.classes))],
-        similar=[AlikeClass(name=n, weight=w) for n, w in found.similar],
-        heat=None if heat is None else _heat_map(found.top(1)[0][0], enlarge(heat, model.description.crop)),
+        label=prediction.label,
+        confidence=prediction.confidence,
+        sureness=sureness(prediction.confidence),
+        words=explain_confidence(prediction, model.multilabel, model.temperature is not None, curve),
+        probabilities=[ClassProbability(name=n, probability=p) for n, p in ranked],
+        similar=[SimilarClass(name=n, weight=w) for n, w in prediction.similar],
+        heat=None if heat is None else _heat_map(ranked[0][0], enlarge(heat, model.description.crop)),
         seen=Seen(left=left, top=top, width=width, height=height),
         picture=upload.picture or None,
         sha256=upload.sha256,
         model=name,
-        notice=words.NOTICE,
+        notice=NOTICE,
     )
 
 
@@ -88,4 +193,101 @@ def _heat_map(of: str, heat: Heat) -> HeatMap:
     file = io.BytesIO()
     Image.fromarray(np.rint(255 * heat).astype(np.uint8)).save(file, "PNG", compress_level=3)
     png = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    return HeatMap(of=of, where=words.where(heat), png=png)
+    return HeatMap(of=of, where=heat_location(heat), png=png)
+
+
+def sureness(confidence: float) -> str:
+    """
+    >>> [sureness(p) for p in (0.99, 0.8, 0.6, 0.3)]
+    ['Very sure', 'Fairly sure', 'Not very sure', 'Unsure']
+    """
+    return next(text for minimum, text in LEVELS if confidence >= minimum)
+
+
+def explain_confidence(
+    prediction: Prediction, multilabel: bool, calibrated: bool, curve: AbstentionCurve | None
+) -> list[str]:
+    """Return sentences that say what the confidence means."""
+    sentences = [_multilabel_sentence(prediction) if multilabel else _runner_up_sentence(prediction)]
+    if not calibrated:
+        sentences.append("The probabilities are not calibrated: use them as a ranking, not as frequencies.")
+    elif not multilabel:
+        sentences.append(f"By its calibration, {per_hundred(prediction.confidence)} such images are of this class.")
+    if curve is not None and (error_rate := _error_rate_sentence(prediction.confidence, curve)):
+        sentences.append(error_rate)
+    return sentences
+
+
+def _runner_up_sentence(prediction: Prediction) -> str:
+    (_, first), (second, probability) = prediction.top(2)
+    if first < 0.5:
+        return (
+            f"No class reaches 50%; the second most probable is {second} ({percent(probability)}). "
+            "A person should look at this image."
+        )
+    return f"The second most probable class is {second} ({percent(probability)})."
+
+
+def _multilabel_sentence(prediction: Prediction) -> str:
+    count = len(prediction.label.split("|")) if prediction.label else 0
+    k = int(np.abs(prediction.probabilities - 0.5).argmin())
+    closest = f"{prediction.classes[k]} ({percent(float(prediction.probabilities[k]))})"
+    return f"{count} of {len(prediction.classes)} findings have a probability of at least 50%. Closest call: {closest}."
+
+
+def _error_rate_sentence(confidence: float, curve: AbstentionCurve) -> str:
+    """Return the error rate on held-out images that were predicted with at least this confidence."""
+    point = int(np.flatnonzero(curve.threshold <= confidence)[0])  # the last threshold keeps every image
+    images = round(float(curve.coverage[point]) * curve.images)
+    if images < MIN_IMAGES:
+        return ""
+    wrong = percent(float(curve.risk[point])) if curve.risk[point] > 0 else "none"
+    return (
+        f"On {curve.images:,} held-out images it was this sure or surer for {images:,}, and wrong for {wrong} of these."
+    )
+
+
+def per_hundred(p: float) -> str:
+    """
+    >>> per_hundred(0.934), per_hundred(0.998), per_hundred(0.002)
+    ('about 93 in 100', 'more than 99 in 100', 'fewer than 1 in 100')
+    """
+    if p >= 0.995:
+        return "more than 99 in 100"
+    return "fewer than 1 in 100" if p < 0.005 else f"about {round(100 * p)} in 100"
+
+
+def percent(p: float) -> str:
+    """
+    >>> percent(0.9341), percent(0.0004), percent(1.0), percent(0.0)
+    ('93.4%', 'less than 0.1%', '100%', '0%')
+    """
+    if p in (0.0, 1.0):
+        return f"{p:.0%}"
+    if p < 0.001:
+        return "less than 0.1%"
+    return "more than 99.9%" if p > 0.999 else f"{100 * p:.1f}%"
+
+
+def heat_location(heat: Heat) -> str:
+    """Return the location of the strongest half of a heat map [h, w] in words, for people who do not see it.
+
+    >>> heat_location(np.array([[1, 0, 0], [0, 0, 0], [0, 0, 0]], np.float32))
+    'in the upper left'
+    >>> heat_location(np.ones((3, 3), np.float32)), heat_location(np.zeros((3, 3), np.float32))
+    ('in the centre or all over the image', 'nowhere')
+    """
+    strong = np.where(heat >= 0.5 * heat.max(), heat, 0)
+    total = float(strong.sum())
+    if total == 0:
+        return "nowhere"
+    height, width = heat.shape
+    y = float((strong.sum(axis=1) @ (np.arange(height) + 0.5)) / (height * total))
+    x = float((strong.sum(axis=0) @ (np.arange(width) + 0.5)) / (width * total))
+    vertical = "upper" if y < 0.42 else "lower" if y > 0.58 else ""
+    horizontal = "left" if x < 0.42 else "right" if x > 0.58 else ""
+    if vertical and horizontal:
+        return f"in the {vertical} {horizontal}"
+    if vertical:
+        return f"in the {vertical} part"
+    return f"on the {horizontal}" if horizontal else "in the centre or all over the image"

@@ -1,4 +1,4 @@
-"""Who may ask: the right host, the right origin, the right token. And what every answer tells the browser."""
+"""Middleware that checks host, origin and token of each request, and adds security headers to each response."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hmac
 import ipaddress
 import secrets
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,18 +14,16 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cclnet.deploy.serve.limits import Limits, Refused
-from cclnet.deploy.serve.page import sign_in_page
-from cclnet.deploy.serve.uploads import read_body
+from cclnet.deploy.serve.limits import Limits, Refused, read_body
 from cclnet.errors import InputError
 
 COOKIE = "cclnet_session"
-SHORTEST_TOKEN = 16
-HEADER_BYTES = 16 * 2**10  # of a request
-OPEN = ("/healthz", "/sign-in", "/static/")  # says nothing about the model
+MIN_TOKEN_LENGTH = 16
+MAX_HEADER_BYTES = 16 * 2**10  # all headers of a request
+OPEN_PATHS = ("/healthz", "/readyz", "/sign-in", "/static/")  # without a token; they reveal nothing about the model
 
-HEADERS = {
-    # Nothing from elsewhere, nothing inline, no frame around it.
+SECURITY_HEADERS = {
+    # Nothing from other servers, no inline scripts, no frame around the page.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -38,6 +36,7 @@ HEADERS = {
 
 
 def is_address(host: str) -> bool:
+    """Whether ``host`` is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -46,7 +45,7 @@ def is_address(host: str) -> bool:
 
 
 def host_of(netloc: str) -> str:
-    """The name or address without its port; empty for what is neither.
+    """Return the host of a Host header without its port, or "" if it is invalid.
 
     >>> host_of("Localhost:8000"), host_of("[::1]:80"), host_of("[::1")
     ('localhost', '::1', '')
@@ -58,7 +57,7 @@ def host_of(netloc: str) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Whether a name or address is this machine alone.
+    """Whether a host name or address can be reached from this machine only.
 
     >>> is_local("127.0.0.1"), is_local("localhost"), is_local("::1"), is_local("0.0.0.0")
     (True, True, True, False)
@@ -67,110 +66,115 @@ def is_local(host: str) -> bool:
 
 
 def check_token(token: str | None, host: str, allowed_hosts: Iterable[str]) -> str | None:
-    """The token to ask for, or None where none is needed. Others than this machine never get in without one."""
-    open_to = [name for name in (host, *allowed_hosts) if not is_local(name)]
+    """Return the token that requests must carry, or None. A server that others can reach must have one."""
     if not token:
-        if open_to:
+        if public := [name for name in (host, *allowed_hosts) if not is_local(name)]:
             raise InputError(
-                f"{', '.join(open_to)} can be reached by others, so a token is needed: give --token, or better set "
-                f"CCLNET_TOKEN, which no list of processes shows. A good one: {secrets.token_urlsafe(24)}"
+                f"other machines can reach {', '.join(public)}, so a token is needed: set CCLNET_TOKEN (safer) or "
+                f"pass --token (visible in the list of processes). A random one: {secrets.token_urlsafe(24)}"
             )
         return None
-    if len(token) < SHORTEST_TOKEN or not token.isascii() or " " in token:
+    if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or " " in token:
         raise InputError(
-            f"a token has at least {SHORTEST_TOKEN} letters, digits and signs without a space, so that it cannot be "
-            f"guessed and fits into a header; got {len(token)} characters. A good one: {secrets.token_urlsafe(24)}"
+            f"the token must have at least {MIN_TOKEN_LENGTH} ASCII characters and no space; got {len(token)} "
+            f"characters. A random one: {secrets.token_urlsafe(24)}"
         )
     return token
 
 
 class Guard:
-    """Lets through what comes under a known name, from the same origin, with the token where there is one.
+    """ASGI middleware that lets through requests with a known host, the same origin and, if set, the token.
 
-    A page elsewhere can make a name of its own point here and so become the same origin (DNS rebinding): an address
-    in numbers cannot be taken over like that, a name must be known.
+    The host is checked because another site can point a name of its own at this server and thereby become the same
+    origin (DNS rebinding). IP addresses are safe from that. Starlette's TrustedHostMiddleware cannot allow addresses.
+
+    Args:
+        token: required of all requests but those to OPEN_PATHS; None requires none.
+        sign_in_page: renders the sign-in page, with an error message or "".
     """
 
-    def __init__(self, app: ASGIApp, host: str, allowed_hosts: Iterable[str], token: str | None) -> None:
-        self.app = app
-        self.token = token
-        self.session = secrets.token_urlsafe(32)  # the cookie of those who gave the token; ends with the server
-        self.names = {name.lower() for name in ("localhost", host, socket.gethostname(), *allowed_hosts)}
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        allowed_hosts: Iterable[str],
+        token: str | None,
+        sign_in_page: Callable[[str], str],
+    ) -> None:
+        self.app, self.token, self.sign_in_page = app, token, sign_in_page
+        self.session = secrets.token_urlsafe(32)  # cookie of signed-in browsers; valid until the server stops
+        self.hosts = {name.lower() for name in ("localhost", host, socket.gethostname(), *allowed_hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
 
-        async def with_headers(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
         request = Request(scope, receive)
-        answer = self.refusal(request)
-        if answer is None and scope["path"] == "/sign-in" and scope["method"] == "POST" and self.token:
-            answer = await self.sign_in(request)
-        await (answer or self.app)(scope, receive, with_headers)
+        response = self.refuse(request)
+        if response is None and scope["path"] == "/sign-in" and scope["method"] == "POST" and self.token:
+            response = await self.sign_in(request)
+        await (response or self.app)(scope, receive, send_with_headers)
 
-    def refusal(self, request: Request) -> Response | None:
-        """Why a request goes no further, None where it may."""
-        if sum(len(name) + len(value) for name, value in request.headers.raw) > HEADER_BYTES:
-            return _reason(431, f"The headers of this request have more than {HEADER_BYTES:,} bytes.")
-        if not self.known_host(request.headers):
-            return _reason(421, "This server does not go by that name. Use its address, or start it with --allow-host.")
+    def refuse(self, request: Request) -> Response | None:
+        """Return the response that refuses a request, or None if the request is allowed."""
+        if sum(len(name) + len(value) for name, value in request.headers.raw) > MAX_HEADER_BYTES:
+            return _refusal(431, f"The headers of this request exceed {MAX_HEADER_BYTES:,} bytes.")
+        host = host_of(request.headers.get("host", ""))
+        if host not in self.hosts and not is_address(host):
+            return _refusal(421, "Unknown host name. Use the address of this server, or start it with --allow-host.")
         if request.method not in ("GET", "HEAD") and not same_origin(request.headers):
-            return _reason(403, "This request comes from a page elsewhere.")
+            return _refusal(403, "This request comes from a page of another site.")
         path = request.scope["path"]
-        if self.token is None or path.startswith(OPEN) or self.has_token(request):
+        if self.token is None or path.startswith(OPEN_PATHS) or self.authorized(request):
             return None
         if path == "/":
-            return HTMLResponse(sign_in_page(), 401)
-        return _reason(401, "A token is needed: Authorization: Bearer TOKEN.", {"WWW-Authenticate": "Bearer"})
+            return HTMLResponse(self.sign_in_page(""), 401)
+        return _refusal(401, "A token is needed: Authorization: Bearer TOKEN.", {"WWW-Authenticate": "Bearer"})
 
-    def known_host(self, headers: Headers) -> bool:
-        name = host_of(headers.get("host", ""))
-        return name in self.names or is_address(name)
-
-    def has_token(self, request: Request) -> bool:
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer":
+    def authorized(self, request: Request) -> bool:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
             return self.is_token(given.strip())
-        return same(request.cookies.get(COOKIE, ""), self.session)
+        return _equal(request.cookies.get(COOKIE, ""), self.session)
 
     def is_token(self, given: str) -> bool:
-        return self.token is not None and same(given, self.token)
+        return self.token is not None and _equal(given, self.token)
 
     async def sign_in(self, request: Request) -> Response:
-        """From the token, typed once, to a cookie that scripts cannot read and other pages cannot send."""
+        """Exchange the token for a cookie that scripts cannot read and other sites cannot send."""
         try:
             body = await read_body(request, Limits(upload_bytes=1))
         except Refused as refused:
-            return _reason(refused.status, refused.reason)
+            return _refusal(refused.status, refused.reason)
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
         if not self.is_token(given.strip()):
-            return HTMLResponse(sign_in_page("That is not the token."), 401)
-        answer = Response(status_code=303, headers={"Location": "./"})
-        # Behind a proxy that speaks https this server sees http; the page it was sent from tells.
+            return HTMLResponse(self.sign_in_page("The token is wrong."), 401)
+        response = Response(status_code=303, headers={"Location": "./"})
+        # Behind a proxy with HTTPS this server sees HTTP; the origin tells what the browser uses.
         secure = "https" in (request.url.scheme, request.headers.get("origin", "").partition("://")[0])
-        answer.set_cookie(COOKIE, self.session, httponly=True, samesite="strict", secure=secure)
-        return answer
+        response.set_cookie(COOKIE, self.session, httponly=True, samesite="strict", secure=secure)
+        return response
 
 
 def same_origin(headers: Headers) -> bool:
-    """Whether a request that changes or costs something was made by our own page, or by no page at all."""
+    """Whether a request was sent by the server's own page, or not by a browser page at all."""
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")
     return origin is None or origin.partition("://")[2] == headers.get("host")
 
 
-def same(given: str, right: str) -> bool:
-    """Whether two texts are equal, in a time that does not tell how much of them is."""
-    return hmac.compare_digest(given.encode(), right.encode())
+def _equal(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())  # in constant time
 
 
-def _reason(status: int, words: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"reason": words}, status, headers)
+def _refusal(status: int, reason: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"reason": reason}, status, headers)

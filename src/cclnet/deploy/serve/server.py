@@ -1,12 +1,15 @@
-"""A run folder to a running server."""
+"""Start the server for a run folder: load the model, read the example images, listen, run uvicorn."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import uvicorn
 from rich.console import Console
 from starlette.types import ASGIApp
@@ -16,16 +19,17 @@ from cclnet.data.parallel import available_cores
 from cclnet.deploy.model import Model, load
 from cclnet.deploy.predict import can_convert
 from cclnet.deploy.serve.app import create_app
-from cclnet.deploy.serve.examples import read_examples
-from cclnet.deploy.serve.guard import HEADER_BYTES, check_token, is_address
+from cclnet.deploy.serve.decoding import start_fork_server
+from cclnet.deploy.serve.guard import MAX_HEADER_BYTES, check_token, is_address
 from cclnet.deploy.serve.limits import Limits
-from cclnet.deploy.serve.nursery import Nursery
-from cclnet.deploy.serve.service import LANES, ServeSettings
+from cclnet.deploy.serve.service import PARALLEL_BATCHES, ServeSettings
 from cclnet.errors import InputError
 from cclnet.files import make_folder
+from cclnet.runs.folder import RunFolder
 
-MOST_CONNECTIONS = 1024
-SECONDS_TO_FINISH = 10  # for what is being answered when the server is stopped
+MAX_CONNECTIONS = 1024
+SHUTDOWN_SECONDS = 10  # for requests in progress when the server is stopped
+EXAMPLES_PER_CLASS = 3
 
 
 def serve(
@@ -39,105 +43,104 @@ def serve(
     data: str | None = None,
     keep: Path | None = None,
     limits: Limits | None = None,
-    largest_batch: int = 16,
-    readers: int | None = None,
+    max_batch: int = 16,
+    decoders: int | None = None,
     device: str = "auto",
     engine: str = "auto",
     console: Console | None = None,
 ) -> None:
-    """Serve a run folder, or an exported model, until it is stopped.
+    """Serve a run folder or an exported model until the process is stopped.
+
+    A script must call it under ``if __name__ == "__main__"``, because it starts processes with multiprocessing.
 
     Args:
-        token: asked of everyone; needed for any host but this machine itself.
-        allowed_hosts: further names that the server goes by, such as that of a proxy before it.
+        token: required of all requests; needed for any host that other machines can reach.
+        allowed_hosts: further host names of this server, such as that of a proxy.
         examples: whether training images may be shown.
-        data: where the data is now, if it has moved.
-        keep: a folder for what is sent. Default: nothing is kept.
-        readers: processes that decode uploads. Default: one a core, at most four.
+        data: location of the data, if it has moved.
+        keep: folder where uploads are kept. Default: they are not kept.
+        decoders: number of decoding processes. Default: one per core, at most four.
     """
     console = console or Console(stderr=True)
-    if largest_batch < 1 or (readers is not None and readers < 1):
-        raise InputError(f"batch and readers must be at least 1; got {largest_batch} and {readers}.")
+    if max_batch < 1 or (decoders is not None and decoders < 1):
+        raise InputError(f"batch and decoders must be at least 1; got {max_batch} and {decoders}.")
     token = check_token(token, host, allowed_hosts)
-    with listen(host, port) as listening, Nursery() as nursery:  # which imports while the model is loaded
+    with listen(host, port) as listening:
+        start_fork_server()  # it imports while the model is loaded
         model = load_to_serve(run, device, engine)
         pictures, note = read_examples(model.folder, model.classes, model.multilabel, data) if examples else ({}, "")
         settings = ServeSettings(
             name=model.folder.resolve().name,
             limits=limits or Limits(),
-            largest_batch=largest_batch,
-            readers=readers or min(4, available_cores()),
-            kept_in=None if keep is None else make_folder(keep),
+            max_batch=max_batch,
+            decoders=decoders or min(4, available_cores()),
+            kept_in=None if keep is None else make_folder(keep).resolve(),
             examples=pictures,
         )
 
-        def greet() -> None:
-            for line in _greeting(model, settings, _address(listening), token, note):
+        def print_start() -> None:
+            for line in _start_message(model, settings, _url(listening), token, note):
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-        app = create_app(
-            model, settings, host=host, allowed_hosts=allowed_hosts, token=token, nursery=nursery, ready=greet
-        )
-        with suppress(KeyboardInterrupt):  # it has finished what it was answering, and is to end like that
+        app = create_app(model, settings, host=host, allowed_hosts=allowed_hosts, token=token, on_ready=print_start)
+        with suppress(KeyboardInterrupt):  # uvicorn raises it again after the shutdown
             make_server(app, settings.limits.seconds).run(sockets=[listening])
 
 
 def make_server(app: ASGIApp, seconds: float = Limits.seconds) -> uvicorn.Server:
-    """A server for the application that gives nobody more than the limits: h11, for it bounds headers, and whoever
-    does not ask anything within ``seconds`` of connecting is let go."""
+    """Return a server with limits on connections, headers and silence.
 
-    class Impatient(H11Protocol):
-        """Connections that say nothing would take the places of those that do."""
+    uvicorn limits the size of headers with h11 only. It does not limit the time until the first request, so that silent
+    connections could use up all connections: they are closed after ``seconds``.
+    """
 
+    class ClosesSilentConnections(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self.waiting = self.loop.call_later(seconds, self.let_go)
+            self.silence = self.loop.call_later(seconds, transport.close)
 
         def handle_events(self) -> None:
             super().handle_events()
-            if self.cycle is not None:  # it has asked
-                self.waiting.cancel()
+            if self.cycle is not None:  # a request has arrived
+                self.silence.cancel()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self.waiting.cancel()
+            self.silence.cancel()
             super().connection_lost(exc)
-
-        def let_go(self) -> None:
-            self.transport.close()
 
     config = uvicorn.Config(
         app,
-        http=Impatient,
+        http=ClosesSilentConnections,
         ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=MOST_CONNECTIONS,
-        h11_max_incomplete_event_size=HEADER_BYTES,
-        timeout_graceful_shutdown=SECONDS_TO_FINISH,
+        limit_concurrency=MAX_CONNECTIONS,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
     return uvicorn.Server(config)
 
 
 def load_to_serve(run: str | Path, device: str, engine: str) -> Model:
-    """The model in the engine that suits the machine: torch on a GPU, ONNX Runtime on a CPU, which is faster there.
+    """Load the model in the faster engine: torch on a GPU, ONNX Runtime on a CPU.
 
-    A network whose heat maps only torch can make stays in torch, if the choice was left open. The batches that are in
-    the network at once share the cores: each with all of them would only get in the way of the other.
+    With ``engine="auto"`` a network whose heat maps only torch can compute stays in torch. Batches that run at once
+    share the cores.
     """
-    threads = max(1, available_cores() // LANES)
+    threads = max(1, available_cores() // PARALLEL_BATCHES)
     if engine != "auto":
         return load(run, device, engine, threads)
     model = load(run, device, threads=threads)
     if model.engine == "onnx" or model.device != "cpu" or not can_convert():
         return model
-    faster = load(run, device, "onnx", threads)
-    return faster if faster.has_maps or not model.has_maps else model
+    converted = load(run, device, "onnx", threads)
+    return converted if converted.has_maps or not model.has_maps else model
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens, or an error that says why it cannot."""
+    """Return a listening socket."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind)
@@ -147,19 +150,63 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"cannot listen at {host}, port {port}: {reason}. Choose another --port (0 finds a free one) or --host."
+            f"cannot listen on {host}, port {port}: {reason}. Choose another --port (0 finds a free one) or --host."
         ) from error
     return listening
 
 
-def _address(listening: socket.socket) -> str:
+def _url(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if is_address(host) and ':' in host else host}:{port}"
 
 
-def _greeting(model: Model, settings: ServeSettings, address: str, token: str | None, note: str) -> list[str]:
-    lines = [f"Serving {settings.name} at {address} ({model.engine} on {model.device}; {address}/docs for the API). "
-             "Ctrl-C stops it."]  # fmt: skip
-    lines += ["Whoever asks needs the token."] if token else []
-    lines += [f"What is sent is kept in {settings.kept_in}."] if settings.kept_in else []
+def _start_message(model: Model, settings: ServeSettings, url: str, token: str | None, note: str) -> list[str]:
+    lines = [f"Serving {settings.name} at {url} ({model.engine} on {model.device}; API: {url}/docs). Ctrl-C stops it."]
+    lines += ["All requests need the token."] if token else []
+    lines += [f"Uploads are kept in {settings.kept_in}."] if settings.kept_in else []
     return lines + ([note] if note else [])
+
+
+def read_examples(
+    run: Path, classes: Sequence[str], multilabel: bool, data: str | None = None
+) -> tuple[dict[str, list[str]], str]:
+    """Return data URIs of small training images of each class, and a note about missing images.
+
+    They are read once, when the server starts, so that no request can reach the data.
+    """
+    from cclnet.report.html import read_run, thumbnails
+
+    chosen = choose_examples(_read_split(run), classes, multilabel)
+    names = sorted({name for images in chosen.values() for name in images})
+    pictures, note = thumbnails(names, read_run(run).settings, data)
+    if not pictures:
+        why = note or "The split has no training images."
+        raise InputError(f"--examples: no images to show. {why} If the data has moved, pass its location with --data.")
+    return {of: [pictures[name] for name in images if name in pictures] for of, images in chosen.items()}, note
+
+
+def choose_examples(
+    split: pd.DataFrame, classes: Sequence[str], multilabel: bool, count: int = EXAMPLES_PER_CLASS
+) -> dict[str, list[str]]:
+    """Return ``count`` random training images of each class, at most one per group (lesion or patient).
+
+    They are random, with a fixed seed, because the first rows of a table often come from one source.
+    """
+    train = split[split["split"] == "train"].sample(frac=1, random_state=np.random.RandomState(0))
+    chosen = {}
+    for name in classes:
+        own = train[[name in (label.split("|") if multilabel else (label,)) for label in train["label"]]]
+        if "group" in own:
+            own = own[(own["group"] == "") | ~own["group"].duplicated()]
+        chosen[name] = own["image"].head(count).tolist()
+    return chosen
+
+
+def _read_split(run: Path) -> pd.DataFrame:
+    try:
+        table = RunFolder(run).read_split()
+    except InputError as error:
+        raise InputError(f"--examples shows images of the training split, but {error}") from error
+    if table.labels is None:
+        raise InputError(f"--examples: {run / 'split.csv'} has no column label.")
+    return table.to_frame()

@@ -1,34 +1,135 @@
-"""From a request to its answer: read the upload, wait for a place in a batch, run the network, say it in words."""
+"""From an upload to its answer, without HTTP: decode, join a batch, run the network, describe the result; metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.requests import Request
 
 from cclnet.deploy.model import Model
 from cclnet.deploy.serve.answers import Answer, make_answer
-from cclnet.deploy.serve.batching import Batcher
-from cclnet.deploy.serve.limits import Limits, busy
-from cclnet.deploy.serve.metrics import Metrics
-from cclnet.deploy.serve.nursery import Nursery
-from cclnet.deploy.serve.processes import ReadingProcesses
-from cclnet.deploy.serve.reading import Reader
-from cclnet.deploy.serve.uploads import read_body
+from cclnet.deploy.serve.decoding import DecoderPool, DecodingSettings
+from cclnet.deploy.serve.limits import Limits, busy, read_body
 from cclnet.errors import InputError
 from cclnet.runs.model import AbstentionCurve
 
-Item = tuple[npt.NDArray[np.uint8], bool]  # a prepared image, and whether its heat map is wanted
-Found = tuple[npt.NDArray[np.float64], npt.NDArray[np.float32] | None]  # probabilities [K], heat [h', w']
-LANES = 2  # batches in the network at once
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Input = tuple[npt.NDArray[np.uint8], bool]  # a prepared image, and whether its heat map is wanted
+Output = tuple[npt.NDArray[np.float64], npt.NDArray[np.float32] | None]  # probabilities [K], heat map [h', w']
+PARALLEL_BATCHES = 2  # one computes while the other is put together or answered
+SECONDS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 log = logging.getLogger(__name__)
+
+
+class Batcher(Generic[Item, Result]):
+    """Collects waiting items into batches and runs each batch in a thread.
+
+    An item is never delayed to fill a batch: if a thread is free it runs at once, alone. Items that arrive while all
+    threads are busy form the next batch. Start and close it inside a running event loop.
+
+    Args:
+        run: computes the results of a list of items, in order; called from ``parallel`` threads.
+        max_batch: largest number of items per batch.
+        parallel: batches that run at once.
+        observe: called with the size of each batch and its seconds.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Item]], Sequence[Result]],
+        max_batch: int,
+        parallel: int = 1,
+        observe: Callable[[int, float], object] = lambda size, seconds: None,
+    ) -> None:
+        self.run, self.max_batch, self.parallel, self.observe = run, max_batch, parallel, observe
+        self._waiting: asyncio.Queue[tuple[Item, asyncio.Future[Result]]] = asyncio.Queue()
+        self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="network")
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._run_batches()) for _ in range(self.parallel)]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._threads.shutdown(cancel_futures=True)
+
+    @property
+    def running(self) -> bool:
+        return bool(self._tasks) and not any(task.done() for task in self._tasks)
+
+    async def submit(self, item: Item, seconds: float) -> Result:
+        """Return the result for an item; raise :class:`Refused` after ``seconds``."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.put_nowait((item, future))
+        try:
+            return await asyncio.wait_for(future, seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise busy(f"There was no answer within {seconds:g} seconds.") from None
+
+    async def _run_batches(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = [await self._waiting.get()]
+            while len(batch) < self.max_batch and not self._waiting.empty():
+                batch.append(self._waiting.get_nowait())
+            batch = [(item, future) for item, future in batch if not future.done()]  # without cancelled requests
+            if not batch:
+                continue
+            start = loop.time()
+            results: Sequence[Result | Exception]
+            try:
+                results = await loop.run_in_executor(self._threads, self.run, [item for item, _ in batch])
+                self.observe(len(batch), loop.time() - start)
+            except Exception as error:  # noqa: BLE001 (raised again in each request of the batch)
+                results = [error] * len(batch)
+            for (_, future), result in zip(batch, results, strict=True):
+                if future.done():
+                    continue
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
+
+
+class Metrics:
+    """Prometheus metrics of one server. No label value comes from the text of a request."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def seconds(name: str, help: str) -> Histogram:
+            return Histogram(name, help, registry=registry, buckets=SECONDS_BUCKETS)
+
+        labels = ["route", "method", "status"]
+        self.requests = Counter("cclnet_requests", "Answered requests.", labels, registry=registry)
+        self.in_progress = Gauge("cclnet_requests_in_progress", "Requests being answered.", registry=registry)
+        self.predict_seconds = seconds("cclnet_predict_seconds", "Seconds from a /predict request to its answer.")
+        self.decoding_seconds = seconds("cclnet_decoding_seconds", "Seconds to decode an upload, including waiting.")
+        self.network_seconds = seconds("cclnet_network_seconds", "Seconds of a batch in the network.")
+        self.batch_images = Histogram(
+            "cclnet_batch_images", "Images per batch.", registry=registry, buckets=(1, 2, 4, 8, 16, 32, 64)
+        )
+        self.predictions = Counter("cclnet_predictions", "Predictions per class.", ["class"], registry=registry)
+        self.upload_bytes = Counter("cclnet_upload_bytes", "Bytes of uploads.", registry=registry)
+        self.decoders_ready = Gauge("cclnet_decoders_ready", "Decoding processes that are ready.", registry=registry)
+        ProcessCollector(registry=registry)
+
+    def observe_batch(self, size: int, seconds: float) -> None:
+        self.batch_images.observe(size)
+        self.network_seconds.observe(seconds)
 
 
 @dataclass(frozen=True)
@@ -36,76 +137,89 @@ class ServeSettings:
     """How a model is served.
 
     Attributes:
-        name: what it is called on the page.
-        limits: what an upload may cost.
-        largest_batch: images that go through the network at once.
-        readers: processes that decode uploads.
-        kept_in: a folder for what is sent; None keeps nothing.
-        examples: pictures of training images of each class, as data URIs; empty shows none.
+        name: name of the model on the page.
+        limits: limits on an upload.
+        max_batch: images per batch.
+        decoders: number of decoding processes.
+        kept_in: folder where uploads are kept, or None.
+        examples: data URIs of training images of each class; empty shows none.
     """
 
     name: str
     limits: Limits = field(default_factory=Limits)
-    largest_batch: int = 16
-    readers: int = 2
+    max_batch: int = 16
+    decoders: int = 2
     kept_in: Path | None = None
     examples: dict[str, list[str]] = field(default_factory=dict)
 
 
 class Service:
-    """A model at work. To be started and closed inside a running event loop."""
+    """Predicts for requests. Start and close it inside a running event loop."""
 
-    def __init__(self, model: Model, settings: ServeSettings, metrics: Metrics, nursery: Nursery | None = None) -> None:
-        self.model, self.settings, self.metrics, self.nursery = model, settings, metrics, nursery
+    def __init__(self, model: Model, settings: ServeSettings) -> None:
+        self.model, self.settings, self.metrics = model, settings, Metrics()
+        self.requests_in_progress = 0
+        self.metrics.in_progress.set_function(lambda: self.requests_in_progress)
         self.heat_maps = model.has_maps
-        self.curve = held_out_curve(model)
+        self.curve = _risk_curve(model)
+        self.batcher: Batcher[Input, Output] = Batcher(
+            self.run, settings.max_batch, PARALLEL_BATCHES, self.metrics.observe_batch
+        )
+        self.decoders: DecoderPool | None = None
 
     async def start(self) -> None:
-        settings = self.settings
-        description = self.model.description
-        reader = Reader(description.short_side, description.crop, settings.limits, settings.kept_in)
+        settings, description = self.settings, self.model.description
+        decoding = DecodingSettings(description.short_side, description.crop, settings.limits, settings.kept_in)
+        self.uploads_in_memory = asyncio.Semaphore(settings.limits.in_memory)
         loop = asyncio.get_running_loop()
-        self.places = asyncio.Semaphore(settings.limits.in_memory)
-        self.reading = await loop.run_in_executor(None, ReadingProcesses, reader, settings.readers, self.nursery)
-        self.batcher: Batcher[Item, Found] = Batcher(self.run, settings.largest_batch, LANES, self.saw)
+        self.decoders = pool = await loop.run_in_executor(None, DecoderPool, decoding, settings.decoders)
+        self.metrics.decoders_ready.set_function(lambda: sum(decoder.ready for decoder in pool.decoders))
         self.batcher.start()
 
     async def close(self) -> None:
         await self.batcher.close()
-        await asyncio.get_running_loop().run_in_executor(None, self.reading.close)
+        if self.decoders is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.decoders.close)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the server can recover by itself; if not, it must be restarted."""
+        return self.batcher.running and self.decoders is not None and self.decoders.healthy
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request can be answered now."""
+        return self.batcher.running and self.decoders is not None and self.decoders.ready
 
     async def predict(self, request: Request, explain: bool, picture: bool) -> Answer:
         limits = self.settings.limits
-        if self.metrics.in_house > limits.waiting:
+        if self.requests_in_progress > limits.waiting:
             raise busy("Too many requests are waiting.")
-        async with self.places:
+        assert self.decoders is not None, "the service was not started"
+        async with self.uploads_in_memory:
             body = await read_body(request, limits)
-            self.metrics.bytes.add(amount=len(body))
+            self.metrics.upload_bytes.inc(len(body))
             start = time.perf_counter()
-            upload = await self.reading.read(body, request.headers.get("content-type", ""), picture)
-            self.metrics.reading.observe(time.perf_counter() - start)
-        wanted = explain and self.heat_maps
-        probabilities, heat = await self.batcher.answer((upload.pixels, wanted), limits.seconds)
-        self.metrics.predicted.add({"class": self.model.classes[int(probabilities.argmax())]})
+            upload = await self.decoders.decode(body, request.headers.get("content-type", ""), picture)
+            self.metrics.decoding_seconds.observe(time.perf_counter() - start)
+        item = (upload.pixels, explain and self.heat_maps)
+        probabilities, heat = await self.batcher.submit(item, limits.seconds)
+        self.metrics.predictions.labels(self.model.classes[int(probabilities.argmax())]).inc()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             None, make_answer, self.settings.name, self.model, upload, probabilities, heat, self.curve
         )
 
-    def saw(self, size: int, seconds: float) -> None:
-        self.metrics.batch.observe(size)
-        self.metrics.network.observe(seconds)
-
-    def run(self, items: Sequence[Item]) -> list[Found]:
-        """A batch through the network; those whose heat is wanted apart from the others, for it may cost more."""
-        found: dict[int, Found] = {}
+    def run(self, items: Sequence[Input]) -> list[Output]:
+        """Run a batch, with and without heat maps separately because heat maps may cost more."""
+        outputs: dict[int, Output] = {}
         for explain in (False, True):
             rows = [i for i, (_, wanted) in enumerate(items) if wanted == explain]
             if rows:
-                found |= dict(zip(rows, self._run(np.stack([items[i][0] for i in rows]), explain), strict=True))
-        return [found[i] for i in range(len(items))]
+                outputs |= dict(zip(rows, self._run(np.stack([items[i][0] for i in rows]), explain), strict=True))
+        return [outputs[i] for i in range(len(items))]
 
-    def _run(self, batch: npt.NDArray[np.uint8], explain: bool) -> list[Found]:
+    def _run(self, batch: npt.NDArray[np.uint8], explain: bool) -> list[Output]:
         try:
             probabilities, heat = self.model.run(batch, explain)
         except InputError as error:
@@ -116,10 +230,10 @@ class Service:
         return [(row, None if heat is None else heat[i]) for i, row in enumerate(probabilities)]
 
 
-def held_out_curve(model: Model) -> AbstentionCurve | None:
-    """How often the model was wrong on images it had not seen, by how sure it was; None where that is not known."""
+def _risk_curve(model: Model) -> AbstentionCurve | None:
+    """Return the error rate on held-out images by confidence, or None if the run has no predictions for them."""
     try:
         return model.curve
     except InputError as error:
-        log.info("nothing is known about held-out images: %s", error)
+        log.info("no held-out predictions: %s", error)
         return None

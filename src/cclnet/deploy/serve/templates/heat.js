@@ -1,7 +1,7 @@
-// The heat map: grey as it comes, in colours on the page, and in the picture to take away.
-import { labels, percent } from "./words.js";
+// The heat map: sent in grey, shown in colours on the page and in the downloaded picture.
+import { labels, percent } from "./format.js";
 
-// The colours of `cclnet predict --explain`, which also differ in brightness, so that all eyes tell them apart.
+// The colours of `cclnet predict --explain`. They also differ in brightness, for colour-blind readers.
 const COLOURS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 const canvas = document.getElementById("heat");
 
@@ -16,13 +16,13 @@ export async function showHeat(png) {
   const pixels = context.getImageData(0, 0, canvas.width, canvas.height);
   for (let at = 0; at < pixels.data.length; at += 4) {
     const heat = pixels.data[at] / 255;
-    const place = heat * (COLOURS.length - 1);
-    const below = Math.min(Math.floor(place), COLOURS.length - 2);
+    const position = heat * (COLOURS.length - 1);
+    const below = Math.min(Math.floor(position), COLOURS.length - 2);
     for (let channel = 0; channel < 3; channel++) {
       const [low, high] = [COLOURS[below][channel], COLOURS[below + 1][channel]];
-      pixels.data[at + channel] = low + (high - low) * (place - below);
+      pixels.data[at + channel] = low + (high - low) * (position - below);
     }
-    pixels.data[at + 3] = 255 * heat; // nothing is covered where nothing speaks for the class
+    pixels.data[at + 3] = 255 * heat; // transparent where there is no evidence for the class
   }
   context.putImageData(pixels, 0, 0);
 }
@@ -35,7 +35,7 @@ export function setStrength(share) {
   canvas.style.opacity = share;
 }
 
-// The image with its heat map as strong as on the page, and below it the answer in words.
+// Returns a PNG of the image with the heat map at the opacity of the page, and the prediction below it.
 export async function heatPicture(answer, name, strength) {
   const image = document.getElementById("picture");
   const width = 720;
@@ -60,23 +60,23 @@ export async function heatPicture(answer, name, strength) {
 
 function drawAnswer(context, answer, name, rows, below, width) {
   const font = (size, weight = 400) => `${weight} ${size}px system-ui, "Liberation Sans", Arial, sans-serif`;
-  const write = (text, x, y, style, colour = "#1b1f24", room = width - x - 24) => {
+  const write = (text, x, y, style, colour = "#1b1f24", maxWidth = width - x - 24) => {
     context.font = style;
     context.fillStyle = colour;
-    context.fillText(text, x, y, room);
+    context.fillText(text, x, y, maxWidth);
   };
   write(`${answer.sureness}: ${labels(answer)}`, 24, below + 40, font(26, 650));
-  rows.forEach((row, place) => {
-    const y = below + 78 + 30 * place;
+  rows.forEach((row, index) => {
+    const y = below + 78 + 30 * index;
     write(row.name, 24, y, font(17), "#1b1f24", 200);
     context.fillStyle = "#f5f7f9";
     context.fillRect(236, y - 14, 370, 17);
-    context.fillStyle = place ? "#6a6f75" : "#0072b2";
+    context.fillStyle = index ? "#6a6f75" : "#0072b2";
     context.fillRect(236, y - 14, Math.max(2, 370 * row.probability), 17);
     write(percent(row.probability), 622, y, font(17));
   });
   const foot = below + 92 + 30 * rows.length;
-  write(`${name}, by ${answer.model}`, 24, foot + 8, font(14), "#57606a");
+  write(`${name}, model ${answer.model}`, 24, foot + 8, font(14), "#57606a");
   const [first, ...rest] = answer.notice.split(/(?<=\.) /);
   [first, rest.join(" ")].forEach((line, row) => write(line, 24, foot + 30 + 20 * row, font(13), "#57606a"));
 }

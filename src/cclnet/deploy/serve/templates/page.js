@@ -1,15 +1,15 @@
-// An image comes in by drop, by paste or by choice; it is sent; the answer, or the reason why there is none, is shown.
-import { forget, show } from "./show.js";
-import { labels } from "./words.js";
+// Upload of an image by drop, paste or file chooser; shows the answer, or the reason why it was refused.
+import { clear, show } from "./show.js";
+import { labels } from "./format.js";
 
 const main = document.querySelector("main");
 const file = document.getElementById("file");
 const status = document.getElementById("status");
-const trouble = document.getElementById("trouble");
-let asked = null; // the request under way, so that a new image ends it
+const errorBox = document.getElementById("error");
+let current = null; // the request in progress; a new image aborts it
 
 file.addEventListener("change", () => {
-  if (file.files.length) ask(file.files[0]);
+  if (file.files.length) send(file.files[0]);
   file.value = ""; // the same file can be chosen again
 });
 
@@ -17,59 +17,59 @@ document.addEventListener("paste", (event) => {
   const pasted = [...(event.clipboardData?.files ?? [])];
   if (!pasted.length) return;
   event.preventDefault();
-  ask(pasted[0]);
+  send(pasted[0]);
 });
 
-let inside = 0; // elements entered and not left: only at zero has the drag left the window
+let depth = 0; // elements entered and not left; at zero the drag has left the window
 for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
   window.addEventListener(name, (event) => {
     if (![...event.dataTransfer.types].includes("Files")) return;
     event.preventDefault();
-    inside = name === "drop" ? 0 : inside + (name === "dragenter") - (name === "dragleave");
-    main.classList.toggle("over", inside > 0);
-    if (name === "drop" && event.dataTransfer.files.length) ask(event.dataTransfer.files[0]);
+    depth = name === "drop" ? 0 : depth + (name === "dragenter") - (name === "dragleave");
+    main.classList.toggle("over", depth > 0);
+    if (name === "drop" && event.dataTransfer.files.length) send(event.dataTransfer.files[0]);
   });
 }
 
-async function ask(image) {
-  asked?.abort();
-  const own = (asked = new AbortController());
+async function send(image) {
+  current?.abort();
+  const own = (current = new AbortController());
   const name = image.name || "the pasted image";
-  trouble.hidden = true;
+  errorBox.hidden = true;
   if (image.size > Number(main.dataset.bytes)) {
-    refuse(name, `The file is larger than ${main.dataset.megabytes}, which is the limit here.`);
+    showError(name, `The file is larger than ${main.dataset.megabytes}, the limit of this server.`);
     return;
   }
-  status.textContent = `Looking at ${name} …`;
+  status.textContent = `Processing ${name} …`;
   main.classList.add("busy");
   try {
     const form = new FormData();
-    form.append("image", image, "image"); // its name stays here
+    form.append("image", image, "image"); // the file name is not sent
     const response = await fetch("predict?explain=true&picture=true", { method: "POST", body: form, signal: own.signal });
     const answer = await response.json();
-    if (response.status === 401) location.reload(); // the server was started anew: sign in again
-    else if (!response.ok) refuse(name, answer.reason);
+    if (response.status === 401) location.reload(); // the server was restarted: sign in again
+    else if (!response.ok) showError(name, answer.reason);
     else {
       await show(answer, name);
       main.classList.add("answered");
-      document.querySelector(".by-hand strong").textContent = "Drop another image here";
+      document.querySelector(".by-mouse strong").textContent = "Drop another image here";
       status.textContent = `${name}: ${labels(answer)}, ${answer.sureness.toLowerCase()}.`;
     }
   } catch (error) {
-    if (error.name !== "AbortError") refuse(name, "The server cannot be reached, or has not understood. Is it running?");
+    if (error.name !== "AbortError") showError(name, "The server did not answer. Is it still running?");
   } finally {
-    if (asked === own) main.classList.remove("busy");
+    if (current === own) main.classList.remove("busy");
   }
 }
 
-function refuse(name, reason) {
-  forget();
+function showError(name, reason) {
+  clear();
   main.classList.remove("busy", "answered");
   status.textContent = "";
   const title = document.createElement("strong");
-  title.textContent = `There is no answer for ${name}.`;
-  const words = document.createElement("p");
-  words.textContent = reason;
-  trouble.replaceChildren(title, words);
-  trouble.hidden = false;
+  title.textContent = `${name} could not be processed.`;
+  const text = document.createElement("p");
+  text.textContent = reason;
+  errorBox.replaceChildren(title, text);
+  errorBox.hidden = false;
 }

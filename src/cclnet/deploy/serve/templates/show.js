@@ -1,20 +1,20 @@
-// Fills in the answer. All texts are set as text: nothing that a class is called can become markup.
+// Shows an answer. All text is set as text content, so that class names cannot become markup.
 import { clearHeat, heatPicture, setStrength, showHeat } from "./heat.js";
-import { labels, percent } from "./words.js";
+import { labels, percent } from "./format.js";
 
 const main = document.querySelector("main");
 const result = document.getElementById("result");
 const strength = document.getElementById("strength");
-const MOST_BARS = 10; // classes up to which all have a bar in sight
+const MOST_BARS = 10; // further classes are folded
 
-let shown = null; // the answer on the page, with the name of its file
+let shown = null; // the answer on the page and its file name
 
 strength.addEventListener("input", applyStrength);
-document.getElementById("take-json").addEventListener("click", () => {
-  const { picture, ...kept } = shown.answer; // the image itself its owner has
+document.getElementById("download-json").addEventListener("click", () => {
+  const { picture, ...kept } = shown.answer; // without the image
   save(new Blob([JSON.stringify({ file: shown.name, ...kept }, null, 1)], { type: "application/json" }), "json");
 });
-document.getElementById("take-picture").addEventListener("click", async () => {
+document.getElementById("download-picture").addEventListener("click", async () => {
   save(await heatPicture(shown.answer, shown.name, Number(strength.value) / 100), "png");
 });
 
@@ -28,11 +28,11 @@ export async function show(answer, name) {
   result.hidden = false;
   showVerdict(answer);
   showBars(answer.probabilities);
-  await showLook(answer);
-  await showAlike(answer);
+  await showImage(answer);
+  await showSimilar(answer);
 }
 
-export function forget() {
+export function clear() {
   shown = null;
   result.hidden = true;
 }
@@ -40,11 +40,11 @@ export function forget() {
 function showVerdict(answer) {
   const several = answer.label.split("|").length > 1 || answer.label === "";
   document.getElementById("sureness").textContent = answer.sureness;
-  const said = document.getElementById("said");
-  said.textContent = labels(answer);
-  if (!several) said.append(" ", element("small", percent(answer.probabilities[0].probability)));
-  said.closest(".verdict").classList.toggle("unsure", answer.confidence < 0.5);
-  document.getElementById("words").replaceChildren(...answer.words.map((line) => element("p", line)));
+  const prediction = document.getElementById("prediction");
+  prediction.textContent = labels(answer);
+  if (!several) prediction.append(" ", element("small", percent(answer.probabilities[0].probability)));
+  prediction.closest(".verdict").classList.toggle("unsure", answer.confidence < 0.5);
+  document.getElementById("explanation").replaceChildren(...answer.words.map((line) => element("p", line)));
 }
 
 function showBars(probabilities) {
@@ -59,19 +59,19 @@ function showBars(probabilities) {
   document.getElementById("bars").replaceChildren(...parts);
 }
 
-function barTable(words, shares, withFirst = true) {
+function barTable(title, shares, withFirst = true) {
   const table = element("table", "", "bars");
   const longest = Math.max(...shares.map(([name]) => name.length));
   table.style.setProperty("--name", `${Math.min(Math.max(longest + 1, 3), 17)}ch`);
   const caption = document.createElement("caption");
-  caption.append(element("span", words));
+  caption.append(element("span", title));
   const body = document.createElement("tbody");
   shares.forEach(([name, share], row) => {
     const line = element("tr", "", withFirst && row === 0 ? "first" : "");
     const head = element("th", name);
     head.scope = "row";
     const cell = element("td", "", "bar");
-    cell.setAttribute("aria-hidden", "true"); // the number beside it says the same
+    cell.setAttribute("aria-hidden", "true"); // the number beside it has the same content
     cell.append(track(share));
     line.append(head, cell, element("td", percent(share), "n"));
     body.append(line);
@@ -80,22 +80,22 @@ function barTable(words, shares, withFirst = true) {
   return table;
 }
 
-async function showLook(answer) {
+async function showImage(answer) {
   const { left, top, width, height } = answer.seen;
-  const place = { left, top, width, height };
+  const position = { left, top, width, height };
   const frame = document.querySelector(".stage .seen");
   frame.hidden = width > 0.999 && height > 0.999;
   for (const box of [frame, document.getElementById("heat")]) {
-    for (const [side, share] of Object.entries(place)) box.style[side] = `${100 * share}%`;
+    for (const [side, share] of Object.entries(position)) box.style[side] = `${100 * share}%`;
   }
-  const caption = frame.hidden ? [] : ["The model sees what is inside the frame."];
+  const caption = frame.hidden ? [] : ["The model sees the region inside the frame."];
   if (answer.heat) {
     await showHeat(answer.heat.png);
     applyStrength();
-    caption.unshift(`What speaks for ${answer.heat.of} lies ${answer.heat.where}.`);
+    caption.unshift(`The evidence for ${answer.heat.of} is ${answer.heat.where}.`);
   } else {
     clearHeat();
-    if (!main.dataset.heat) caption.unshift("This network cannot tell where it looked.");
+    if (!main.dataset.heat) caption.unshift("Heat maps are not available for this network.");
   }
   document.getElementById("strength-row").hidden = !answer.heat;
   document.getElementById("caption").textContent = caption.join(" ");
@@ -103,36 +103,35 @@ async function showLook(answer) {
 
 function applyStrength() {
   setStrength(Number(strength.value) / 100);
-  const words = strength.value === "0" ? "off" : `${strength.value}%`;
-  document.getElementById("strength-value").textContent = words;
-  strength.setAttribute("aria-valuetext", words);
+  const text = strength.value === "0" ? "off" : `${strength.value}%`;
+  document.getElementById("strength-value").textContent = text;
+  strength.setAttribute("aria-valuetext", text);
 }
 
-// The predicted class and those most alike it, with pictures of each where they may be shown.
-async function showAlike(answer) {
+// Shows the predicted class and the most similar classes, with example images if they may be shown.
+async function showSimilar(answer) {
   const first = answer.probabilities[0].name;
   const soft = answer.similar.length > 0;
   const others = soft ? answer.similar : answer.probabilities.slice(1, 3).map((one) => ({ name: one.name, weight: null }));
   const withPictures = Boolean(main.dataset.examples);
-  document.getElementById("alike").hidden = !soft && !withPictures;
-  document.getElementById("alike-title").textContent = soft ? `What ${first} is most easily confused with` : "What these classes look like";
-  document.getElementById("alike-words").textContent = [
-    soft ? `The more weight a class has in the soft label of ${first}, the more alike the two are to the model.` : "",
-    withPictures ? "The pictures are images of each class that it was trained on." : "",
+  document.getElementById("similar").hidden = !soft && !withPictures;
+  document.getElementById("similar-title").textContent = soft ? `Classes most easily confused with ${first}` : "Examples of the most probable classes";
+  document.getElementById("similar-text").textContent = [
+    soft ? `The weight of a class in the soft label of ${first} measures how similar the two look to the model.` : "",
+    withPictures ? "The pictures are training images." : "",
   ].filter(Boolean).join(" ");
-  const largest = Math.max(...others.map((one) => one.weight ?? 0), 1e-9);
   const cards = [...(withPictures ? [{ name: first, weight: null }] : []), ...others];
-  document.getElementById("alike-list").replaceChildren(
-    ...(await Promise.all(cards.map((one) => card(one, largest, withPictures, first)))),
+  document.getElementById("similar-list").replaceChildren(
+    ...(await Promise.all(cards.map((one) => card(one, withPictures, first)))),
   );
 }
 
-async function card({ name, weight }, largest, withPictures, first) {
+async function card({ name, weight }, withPictures, first) {
   const item = document.createElement("li");
   item.append(element("h3", name));
   const line = element("p", "", weight === null ? "weight own" : "weight");
-  const words = weight !== null ? `weight ${percent(weight)}` : name === first ? "the answer" : "";
-  line.append(element("span", words), track((weight ?? 0) / largest));
+  const text = weight !== null ? `weight ${percent(weight)}` : name === first ? "predicted" : "";
+  line.append(element("span", text), track(weight ?? 0));
   item.append(line);
   if (withPictures) item.append(await thumbs(name));
   return item;
@@ -143,10 +142,10 @@ async function thumbs(name) {
   const response = await fetch(`examples/${classes().indexOf(name)}`);
   if (!response.ok) return row;
   const { pictures } = await response.json();
-  pictures.forEach((source, place) => {
+  pictures.forEach((source, index) => {
     const picture = document.createElement("img");
     picture.src = source;
-    picture.alt = `${name}, example ${place + 1}`;
+    picture.alt = `${name}, example ${index + 1}`;
     row.append(picture);
   });
   return row;
@@ -169,10 +168,10 @@ function element(tag, text, kind = "") {
   return made;
 }
 
-function save(blob, ending) {
+function save(blob, extension) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
-  link.download = `${shown.name.replace(/\.[^.]*$/, "").replace(/[^\p{L}\p{N}_-]+/gu, "_") || "image"}-result.${ending}`;
+  link.download = `${shown.name.replace(/\.[^.]*$/, "").replace(/[^\p{L}\p{N}_-]+/gu, "_") || "image"}-result.${extension}`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }

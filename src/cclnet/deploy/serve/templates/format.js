@@ -1,4 +1,4 @@
-// Numbers as a reader meets them, on the page and in the picture.
+// Text of numbers and labels, for the page and for the picture.
 
 export function percent(share) {
   if (share > 0.999 && share < 1) return "> 99.9%";

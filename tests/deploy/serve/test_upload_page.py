@@ -1,4 +1,4 @@
-"""The page in a real browser: an image is dropped and understood, a text file is refused kindly, nobody is left out."""
+"""The upload page in a real browser: drop, paste, keyboard, screen reader, downloads, sign-in."""
 
 from __future__ import annotations
 
@@ -66,15 +66,17 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextmanager
 def opened(browser: Browser, address: str, width: int = 1280, **how: Any) -> Iterator[tuple[Page, list[str]]]:
-    """The page, and what it says to nobody: errors, and requests to other places."""
-    heard: list[str] = []
+    """Open the page; yield it and a list of its console messages, errors and requests to other servers."""
+    messages: list[str] = []
     context = browser.new_context(viewport={"width": width, "height": 800}, accept_downloads=True, **how)
     page = context.new_page()
-    page.on("console", lambda message: heard.append(message.text))
-    page.on("pageerror", lambda error: heard.append(str(error)))
-    page.on("request", lambda one: None if one.url.startswith((address, "data:", "blob:")) else heard.append(one.url))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on(
+        "request", lambda one: None if one.url.startswith((address, "data:", "blob:")) else messages.append(one.url)
+    )
     page.goto(address)
-    yield page, heard
+    yield page, messages
     context.close()
 
 
@@ -92,12 +94,12 @@ def green_corner() -> bytes:
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 375)])
 def test_a_dropped_image_is_answered(browser: Browser, address: str, tmp_path: Path, scheme: str, width: int) -> None:
-    with opened(browser, address, width, color_scheme=scheme) as (page, heard):
+    with opened(browser, address, width, color_scheme=scheme) as (page, messages):
         assert "Not a medical device" in page.inner_text("header")
         give(page, green_corner())
         page.wait_for_selector("#result:not([hidden])")
         page.wait_for_selector(".thumbs img")
-        assert page.inner_text("#said").startswith("green")
+        assert page.inner_text("#prediction").startswith("green")
         assert page.inner_text("#status") == f"lesion.png: green, {page.inner_text('#sureness').lower()}."
         bars = page.locator("table.bars tbody tr")
         shares = [float(bars.nth(i).locator("td.n").inner_text().strip("%")) for i in range(bars.count())]
@@ -107,41 +109,41 @@ def test_a_dropped_image_is_answered(browser: Browser, address: str, tmp_path: P
         assert [100 * one / full for one in drawn] == pytest.approx(shares, abs=1)
         covered = np.array(page.evaluate(COVERED), np.uint8).reshape(16, 16, 4)[..., 3]
         assert covered[3, 3] > 200 and covered[12, 12] < 40  # the heat lies on the green corner
-        assert "What speaks for green lies in the upper left" in page.inner_text("#caption")
-        assert page.locator("#alike h3").all_inner_texts() == ["green", "red", "blue"]
+        assert "The evidence for green is in the upper left" in page.inner_text("#caption")
+        assert page.locator("#similar h3").all_inner_texts() == ["green", "red", "blue"]
         assert page.locator(".thumbs img").count() == 9
-        assert heard == []
+        assert messages == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert paper == ("rgb(20, 23, 28)" if scheme == "dark" else "rgb(255, 255, 255)")
 
 
-def test_a_text_file_is_refused_kindly_and_the_next_image_works(browser: Browser, address: str) -> None:
+def test_a_text_file_is_refused_and_the_next_image_works(browser: Browser, address: str) -> None:
     with opened(browser, address) as (page, _):
         give(page, b"What is this?", "notes.txt", "text/plain")
-        page.wait_for_selector("#trouble:not([hidden])")
+        page.wait_for_selector("#error:not([hidden])")
         told = page.inner_text("[role=alert]")
-        assert "There is no answer for notes.txt." in told and "not an image in a supported format" in told
+        assert "notes.txt could not be processed." in told and "not an image in a supported format" in told
         assert page.is_hidden("#result")
         give(page, image_bytes())
         page.wait_for_selector("#result:not([hidden])")
-        assert page.is_hidden("#trouble") and page.inner_text("#said").startswith("red")
+        assert page.is_hidden("#error") and page.inner_text("#prediction").startswith("red")
 
 
-def test_what_is_too_large_is_not_even_sent(browser: Browser, address: str) -> None:
+def test_a_file_that_is_too_large_is_not_sent(browser: Browser, address: str) -> None:
     with opened(browser, address) as (page, _):
         sent: list[str] = []
         page.on("request", lambda one: sent.append(one.url))
         give(page, bytes(2**20 + 1))
-        page.wait_for_selector("#trouble:not([hidden])")
-        assert "larger than 1 MB" in page.inner_text("#trouble") and sent == []
+        page.wait_for_selector("#error:not([hidden])")
+        assert "larger than 1 MB" in page.inner_text("#error") and sent == []
 
 
 def test_a_pasted_image_is_answered(browser: Browser, address: str) -> None:
     with opened(browser, address) as (page, _):
         give(page, image_bytes((0, 0, 200)), how=PASTE)
         page.wait_for_selector("#result:not([hidden])")
-        assert page.inner_text("#said").startswith("blue")
+        assert page.inner_text("#prediction").startswith("blue")
 
 
 def test_everything_works_from_the_keyboard(browser: Browser, address: str, tmp_path: Path) -> None:
@@ -168,10 +170,10 @@ def test_everything_works_from_the_keyboard(browser: Browser, address: str, tmp_
         for _ in range(3):
             page.keyboard.press("Tab")
             order.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
-        assert order == ["take-json", "take-picture", "The same as an API"]
+        assert order == ["download-json", "download-picture", "API"]
 
 
-def test_a_screen_reader_meets_words(browser: Browser, address: str) -> None:
+def test_screen_reader(browser: Browser, address: str) -> None:
     with opened(browser, address) as (page, _):
         give(page, green_corner())
         page.wait_for_selector(".thumbs img")
@@ -186,17 +188,17 @@ def test_a_screen_reader_meets_words(browser: Browser, address: str) -> None:
         )
 
 
-def test_the_result_can_be_taken_home(browser: Browser, address: str) -> None:
+def test_the_result_can_be_downloaded(browser: Browser, address: str) -> None:
     with opened(browser, address) as (page, _):
         give(page, green_corner(), "../my lesion.v2.png")
         page.wait_for_selector("#result:not([hidden])")
         with page.expect_download() as taken:
-            page.click("#take-json")
+            page.click("#download-json")
         assert taken.value.suggested_filename == "_my_lesion_v2-result.json"
         result = json.loads(Path(taken.value.path()).read_text(encoding="utf-8"))
         assert result["label"] == "green" and result["heat"]["of"] == "green" and "picture" not in result
         with page.expect_download() as taken:
-            page.click("#take-picture")
+            page.click("#download-picture")
         picture = Image.open(taken.value.path())
         assert picture.format == "PNG" and picture.width == 720 and picture.height > 360
         # The corner, with the heat on it, is no longer the pure green of the image; the part not seen still is.
@@ -205,15 +207,15 @@ def test_the_result_can_be_taken_home(browser: Browser, address: str) -> None:
         assert colours[60, 240, 0] > 100
 
 
-def test_a_person_signs_in(browser: Browser, tmp_path: Path) -> None:
+def test_sign_in(browser: Browser, tmp_path: Path) -> None:
     with serving(tmp_path, token=TOKEN) as address, opened(browser, address) as (page, _):
         page.fill("#token", "not the token at all")
         with page.expect_navigation():
             page.keyboard.press("Enter")
-        assert page.inner_text("[role=alert]") == "That is not the token."
+        assert page.inner_text("[role=alert]") == "The token is wrong."
         page.fill("#token", TOKEN)
         with page.expect_navigation():
             page.keyboard.press("Enter")
         give(page, image_bytes())
         page.wait_for_selector("#result:not([hidden])")
-        assert page.inner_text("#said").startswith("red")
+        assert page.inner_text("#prediction").startswith("red")

@@ -1,4 +1,4 @@
-"""What the API answers, on a real server around a model whose right answers are known."""
+"""Responses of the API, from a real server whose model has known answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import concurrent.futures
 import hashlib
 import io
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,13 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 from served import COLOURS, LIMITS, SOFT_LABELS, colour_model, image_bytes, serving
 
+from cclnet.deploy.serve.decoding import DecoderPool
 from cclnet.deploy.serve.limits import Limits
-from cclnet.errors import InputError
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,7 @@ def test_an_image_gets_its_class(
 
 
 @pytest.mark.parametrize("kind", ["image/png", "application/octet-stream", "image/x-whatever; a=b"])
-def test_the_bytes_alone_will_do(client: httpx.Client, kind: str) -> None:
+def test_the_body_may_be_the_image(client: httpx.Client, kind: str) -> None:
     answer = client.post("/predict", content=image_bytes(), headers={"content-type": kind})
     assert answer.json()["label"] == "red"
 
@@ -70,7 +74,7 @@ def test_similar_classes_come_from_the_soft_labels(client: httpx.Client) -> None
     assert [(one["name"], one["weight"]) for one in similar] == [("green", 0.25), ("red", 0.15)]
 
 
-def test_heat_lies_where_the_colour_is(client: httpx.Client) -> None:
+def test_the_heat_map_covers_the_colour(client: httpx.Client) -> None:
     pixels = np.zeros((24, 24, 3), np.uint8)
     pixels[:12, :12, 1] = 250  # green in the upper left, black elsewhere
     file = io.BytesIO()
@@ -83,7 +87,7 @@ def test_heat_lies_where_the_colour_is(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("size", [(60, 30), (30, 60), (33, 33)])
-def test_the_picture_is_whole_and_says_what_was_seen(client: httpx.Client, size: tuple[int, int]) -> None:
+def test_the_preview_is_whole_and_the_seen_region_is_central(client: httpx.Client, size: tuple[int, int]) -> None:
     answer = predict(client, image_bytes(size=size), "?picture=true").json()
     assert picture_in(answer["picture"]).size == size
     seen, short = answer["seen"], min(size)
@@ -94,19 +98,19 @@ def test_the_picture_is_whole_and_says_what_was_seen(client: httpx.Client, size:
     assert seen["top"] + seen["height"] / 2 == pytest.approx(0.5)
 
 
-def test_a_turned_image_is_set_upright(client: httpx.Client) -> None:
+def test_orientation_tags_are_applied(client: httpx.Client) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     content = image_bytes(size=(60, 30), kind="JPEG", exif=exif)
     assert picture_in(predict(client, content, "?picture=true").json()["picture"]).size == (30, 60)
 
 
-def test_a_large_picture_comes_back_small(client: httpx.Client) -> None:
+def test_a_large_preview_is_reduced(client: httpx.Client) -> None:
     answer = predict(client, image_bytes(size=(1600, 800)), "?picture=true").json()
     assert picture_in(answer["picture"]).size == (720, 360)
 
 
-def test_the_model_describes_itself_without_its_places(client: httpx.Client) -> None:
+def test_the_model_is_described_without_its_paths(client: httpx.Client) -> None:
     answer = client.get("/model")
     card = answer.json()
     assert card["classes"] == list(COLOURS) and card["calibrated"] and card["temperature"] == 1.5
@@ -118,11 +122,22 @@ def test_the_model_describes_itself_without_its_places(client: httpx.Client) -> 
 
 def test_health(client: httpx.Client) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ready"}
+
+
+def test_a_server_that_cannot_decode_is_not_ready(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DecoderPool, "ready", False)
+    answer = client.get("/readyz")
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "1" and "restarted" in answer.json()["reason"]
+    assert client.get("/healthz").status_code == 200  # it may recover
+    monkeypatch.setattr(DecoderPool, "healthy", False)
+    answer = client.get("/healthz")
+    assert answer.status_code == 503 and "restart it" in answer.json()["reason"]
 
 
 def test_the_schema_and_its_page_name_every_call(client: httpx.Client) -> None:
     schema = client.get("/openapi.json").json()
-    assert set(schema["paths"]) == {"/predict", "/model", "/examples/{index}", "/healthz", "/metrics"}
+    assert set(schema["paths"]) == {"/predict", "/model", "/examples/{index}", "/healthz", "/readyz", "/metrics"}
     page = client.get("/docs").text
     assert all(path in page for path in schema["paths"])
     assert f"curl -F image=@photo.jpg &#39;{str(client.base_url).rstrip('/')}/predict" in page
@@ -131,7 +146,7 @@ def test_the_schema_and_its_page_name_every_call(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/docs", "/static/page.js", "/static/show.js", "/static/heat.js", "/static/page.css"]
 )
-def test_pages_name_no_other_place(client: httpx.Client, path: str) -> None:
+def test_pages_load_nothing_from_other_servers(client: httpx.Client, path: str) -> None:
     answer = client.get(path).raise_for_status()
     places = set(re.findall(r"(?:https?:)?//[\w.]+\w", re.sub(r"//[^\n]* ", "", answer.text)))
     assert places <= {"http://www.w3.org", "http://127.0.0.1"}  # the name of SVG, and this server in examples
@@ -146,14 +161,14 @@ def test_pages_name_no_other_place(client: httpx.Client, path: str) -> None:
      ("GET", "/predict", 405), ("DELETE", "/model", 405), ("GET", "/examples/0", 404), ("GET", "/examples/-1", 422),
      ("POST", "/predict?explain=perhaps", 422), ("POST", "/sign-in", 404)],
 )  # fmt: skip
-def test_what_is_not_there_is_told(client: httpx.Client, method: str, path: str, status: int) -> None:
+def test_invalid_requests_get_a_reason(client: httpx.Client, method: str, path: str, status: int) -> None:
     answer = client.request(method, path)
     assert answer.status_code == status
     assert answer.json()["reason"].endswith(".")
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_several_labels_may_be_found(tmp_path: Path) -> None:
+def test_multilabel(tmp_path: Path) -> None:
     with serving(tmp_path, {"multilabel": True}) as address, httpx.Client(base_url=address) as client:
         both = predict(client, image_bytes((250, 200, 3))).json()
         assert both["label"] == "red|green"
@@ -162,7 +177,7 @@ def test_several_labels_may_be_found(tmp_path: Path) -> None:
         assert none["label"] == "" and none["sureness"] == "Very sure"
 
 
-def test_a_network_without_maps_answers_without_heat(tmp_path: Path) -> None:
+def test_a_network_without_heat_maps(tmp_path: Path) -> None:
     with serving(tmp_path, {"maps": False}) as address, httpx.Client(base_url=address) as client:
         answer = predict(client, image_bytes(), "?explain=true").json()
         assert answer["label"] == "red" and answer["heat"] is None
@@ -174,11 +189,11 @@ def test_nothing_is_kept_unless_asked_for(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with serving(tmp_path) as address, httpx.Client(base_url=address) as client:
         assert predict(client, image_bytes()).status_code == 200
-        assert "nothing is kept" in client.get("/").text
+        assert "Uploaded images are not stored" in client.get("/").text
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_kept_has_the_name_of_its_content(tmp_path: Path) -> None:
+def test_kept_uploads_are_named_by_their_hash(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     photo = image_bytes(kind="JPEG")
@@ -186,21 +201,21 @@ def test_what_is_kept_has_the_name_of_its_content(tmp_path: Path) -> None:
         for name in ("../../patient_name.png", "patient_name.png"):
             assert client.post("/predict", files={"image": (name, photo)}).status_code == 200
         assert client.post("/predict", files={"image": ("notes.txt", b"not an image")}).status_code == 422
-        assert "What you send is kept" in client.get("/").text
+        assert "keeps the images you upload" in client.get("/").text
         assert client.get("/model").json()["kept"]
     (path,) = kept.iterdir()
     assert path.name == f"{hashlib.sha256(photo).hexdigest()}.jpg" and path.read_bytes() == photo
     assert sorted(item.name for item in tmp_path.iterdir()) == ["kept"]
 
 
-def test_an_image_that_cannot_be_kept_is_not_answered(tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with serving(tmp_path, kept_in=tmp_path / "file" / "below") as address, httpx.Client(base_url=address) as client:
         answer = predict(client, image_bytes())
-        assert answer.status_code == 507 and "could not be" in answer.json()["reason"]
+        assert answer.status_code == 507 and "could not be written" in answer.json()["reason"]
 
 
-def test_too_many_at_once_are_sent_away(tmp_path: Path) -> None:
+def test_too_many_requests_are_refused(tmp_path: Path) -> None:
     with serving(tmp_path, limits=Limits(waiting=1)) as address:
         big = image_bytes(size=(1000, 1000))
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -213,6 +228,43 @@ def test_too_many_at_once_are_sent_away(tmp_path: Path) -> None:
         assert httpx.post(f"{address}/predict", files={"image": big}).status_code == 200
 
 
-def test_limits_that_let_nothing_through_are_refused() -> None:
-    with pytest.raises(InputError, match=r"upload_bytes at least 1, got 0; seconds above 0, got 0"):
-        Limits(upload_bytes=0, seconds=0)
+def histogram_holds(samples: Samples, name: str) -> None:
+    buckets = sorted(
+        (float(dict(labels)["le"]), value) for (n, labels), value in samples.items() if n == f"{name}_bucket"
+    )
+    counts = [value for _, value in buckets]
+    assert counts == sorted(counts) and buckets[-1] == (math.inf, samples[f"{name}_count", frozenset()])
+
+
+def test_metrics(tmp_path: Path) -> None:
+    with serving(tmp_path) as address, httpx.Client(base_url=address) as client:
+        for colour in ((200, 0, 0), (200, 9, 0), (0, 0, 200)):
+            assert client.post("/predict", files={"image": image_bytes(colour)}).status_code == 200
+        assert client.post("/predict", files={"image": b"not an image"}).status_code == 422
+        for path in ("/a", "/b", "/c"):
+            client.get(path)
+        client.request("BREW", "/model")
+        answer = client.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = list(text_string_to_metric_families(answer.text))
+    samples = {
+        (sample.name, frozenset(sample.labels.items())): sample.value for one in families for sample in one.samples
+    }
+    requests = {labels: v for (name, labels), v in samples.items() if name == "cclnet_requests_total"}
+
+    def count(route: str, method: str, status: str) -> float:
+        return requests[frozenset({("route", route), ("method", method), ("status", status)})]
+
+    assert count("/predict", "POST", "200") == 3 and count("/predict", "POST", "422") == 1
+    assert count("other", "GET", "404") == 3  # all unknown paths share one label
+    assert count("/model", "other", "405") == 1
+    assert samples["cclnet_predictions_total", frozenset({("class", "red")})] == 2
+    assert samples["cclnet_predict_seconds_count", frozenset()] == 4
+    assert samples["cclnet_batch_images_sum", frozenset()] == 3
+    assert samples["cclnet_requests_in_progress", frozenset()] == 1
+    assert samples["cclnet_decoders_ready", frozenset()] == 1
+    assert samples["process_resident_memory_bytes", frozenset()] > 1e6
+    assert samples["process_start_time_seconds", frozenset()] > 1e9
+    for one in families:
+        if one.type == "histogram":
+            histogram_holds(samples, one.name)

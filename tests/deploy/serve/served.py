@@ -1,15 +1,13 @@
-"""A model that names the strongest colour of an image, and a server around it: what is right is known beforehand."""
+"""A model that predicts the strongest colour of an image, so that the right answer is known, and its server."""
 
 from __future__ import annotations
 
-import atexit
 import io
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from PIL import Image
 from cclnet.deploy.model import Model
 from cclnet.deploy.serve.app import create_app
 from cclnet.deploy.serve.limits import Limits
-from cclnet.deploy.serve.nursery import Nursery
 from cclnet.deploy.serve.server import listen, make_server
 from cclnet.deploy.serve.service import ServeSettings
 from cclnet.errors import InputError
@@ -77,17 +74,9 @@ def image_bytes(colour: Any = (200, 20, 10), size: tuple[int, int] = (40, 30), k
     return file.getvalue()
 
 
-@cache
-def nursery() -> Nursery:
-    """One for all servers of a test process: what it imports takes a while."""
-    made = Nursery()
-    atexit.register(made.close)
-    return made
-
-
 @contextmanager
 def running(app: FastAPI, seconds_to_ask: float = 20.0) -> Iterator[str]:
-    """The application behind a real server on this machine; gives its address."""
+    """Run the application in a real server; yield its address."""
     listening = listen("127.0.0.1", 0)
     server = make_server(app, seconds_to_ask)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -108,11 +97,9 @@ def running(app: FastAPI, seconds_to_ask: float = 20.0) -> Iterator[str]:
 def serving(
     folder: Path, model: dict[str, Any] | None = None, token: str | None = None, **settings: Any
 ) -> Iterator[str]:
-    """A server of the colour model; gives its address."""
+    """Serve the colour model; yield the address."""
     names = {"allowed_hosts": settings.pop("allowed_hosts", ())}
     seconds = settings.pop("seconds_to_ask", 20.0)
-    made = ServeSettings(**{"name": "colours", "limits": LIMITS, "readers": 1, **settings})
-    with running(
-        create_app(colour_model(folder, **(model or {})), made, token=token, nursery=nursery(), **names), seconds
-    ) as address:
+    made = ServeSettings(**{"name": "colours", "limits": LIMITS, "decoders": 1, **settings})
+    with running(create_app(colour_model(folder, **(model or {})), made, token=token, **names), seconds) as address:
         yield address

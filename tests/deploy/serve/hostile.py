@@ -1,4 +1,4 @@
-"""Two hundred uploads that no one should send, each with the statuses that may answer it."""
+"""Two hundred hostile uploads, each with the allowed response statuses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def hostile_uploads() -> list[Hostile]:
 
 
 def form(*parts: tuple[str, bytes], end: bool = True) -> bytes:
-    """A form of parts, each its headers and its content."""
+    """Return a form of parts, each with its headers and its content."""
     body = b"".join(
         b"--%s\r\n%s\r\n\r\n%s\r\n" % (BOUNDARY.encode(), head.encode("latin-1"), content) for head, content in parts
     )
@@ -62,7 +62,7 @@ def _cut_off() -> Iterator[Hostile]:
 
 
 def _damaged() -> Iterator[Hostile]:
-    """Bytes of the header changed at random. What happens to be read all the same is an image: that is an answer."""
+    """Random bytes of the header are changed. A file that is decodable all the same may be answered."""
     chance = random.Random(0)
     for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP"):
         whole = noise(kind)
@@ -145,7 +145,7 @@ def _forms() -> Iterator[Hostile]:
     )
     yield Hostile("a header without a colon", form(("Content-Disposition", good)), FORM, (400,))
     yield Hostile("a header with odd signs", form(("Content\0Disposition: form-data", good)), FORM, (400,))
-    yield Hostile("a field without a name", form(("Content-Disposition: form-data", good)), FORM)
+    yield Hostile("a field without a name", form(("Content-Disposition: form-data", good)), FORM, (400, 422))
     yield Hostile("a field without headers", form(("", good)), FORM, (400, 422))
     yield Hostile("half boundaries", b"\r\n--5ca1ab1" * 20_000, FORM, (400,))
     for path in (
@@ -201,7 +201,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def png(width: int, height: int, extra: bytes = b"") -> bytes:
-    """A PNG whose header says what it likes; its pixels are a few zeros."""
+    """Return a PNG that claims a size; its pixels are a few zeros."""
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     pixels = chunk(b"IDAT", zlib.compress(bytes(10)))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + extra + pixels + chunk(b"IEND", b"")
@@ -227,7 +227,7 @@ def tiff(width: int, height: int) -> bytes:
 
 
 def dicom_bomb(size: int) -> bytes:
-    """A DICOM file whose deflated content unpacks to ``size`` zeros."""
+    """Return a DICOM file whose deflated content unpacks to ``size`` zeros."""
     syntax = b"1.2.840.10008.1.2.1.99\0\0"[:22]
     meta = b"\2\0\x10\0UI" + struct.pack("<H", len(syntax)) + syntax
     head = b"\2\0\0\0UL\4\0" + struct.pack("<I", len(meta)) + meta

@@ -1,4 +1,4 @@
-"""Whatever the schema allows, and much that it does not: no server error, and answers as promised."""
+"""Requests generated from the OpenAPI schema, valid and invalid: responses conform to the schema."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @SCHEMA.parametrize()
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_the_api_keeps_its_promises(case: Any, address: str) -> None:
+def test_responses_conform_to_the_schema(case: Any, address: str) -> None:
     case.call_and_validate(
         base_url=address,
         headers={"Authorization": f"Bearer {TOKEN}"},
-        # That bytes are an image no schema can say, so random ones may be refused; and the token is put in above where
-        # a case leaves it out to see whether it is missed (`ignored_auth` does that by itself).
+        # No schema can require bytes to be an image, so random ones may be refused. The token is added above even where
+        # a case leaves it out (`ignored_auth` tests that).
         excluded_checks=[schemathesis.checks.positive_data_acceptance, schemathesis.checks.negative_data_rejection],
     )

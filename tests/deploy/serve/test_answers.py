@@ -1,0 +1,74 @@
+"""Sentences that explain a prediction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from served import colour_model
+
+from cclnet.deploy.abstain import measure_curve
+from cclnet.deploy.model import Prediction
+from cclnet.deploy.serve.answers import explain_confidence, heat_location
+
+
+def predicted(*p: float, multilabel: bool = False) -> Prediction:
+    (found,) = colour_model(Path(), multilabel=multilabel).describe(np.array([p]))
+    return found
+
+
+def test_second_class_and_calibrated_frequency() -> None:
+    lines = explain_confidence(predicted(0.9, 0.08, 0.02), multilabel=False, calibrated=True, curve=None)
+    assert lines == [
+        "The second most probable class is green (8.0%).",
+        "By its calibration, about 90 in 100 such images are of this class.",
+    ]
+
+
+def test_without_a_temperature_no_frequency_is_claimed() -> None:
+    lines = explain_confidence(predicted(0.9, 0.08, 0.02), multilabel=False, calibrated=False, curve=None)
+    assert "not calibrated" in lines[1] and not any("in 100" in line for line in lines)
+
+
+def test_below_50_percent_a_person_should_look() -> None:
+    (line, _) = explain_confidence(predicted(0.4, 0.35, 0.25), multilabel=False, calibrated=True, curve=None)
+    assert line == (
+        "No class reaches 50%; the second most probable is green (35.0%). A person should look at this image."
+    )
+
+
+@pytest.mark.parametrize(
+    ("sure", "about", "wrong"), [(0.9, "60", "none"), (0.7, "80", "25.0%"), (0.55, "100", "30.0%")]
+)
+def test_error_rate_is_that_of_images_at_least_as_sure(sure: float, about: str, wrong: str) -> None:
+    confidence = np.repeat([0.95, 0.8, 0.6], [60, 20, 20])
+    right = np.repeat([True, False, True, False], [60, 20, 10, 10])
+    curve = measure_curve(confidence, right, "val")
+    lines = explain_confidence(predicted(sure, 1 - sure, 0.0), multilabel=False, calibrated=True, curve=curve)
+    assert lines[2] == (
+        f"On 100 held-out images it was this sure or surer for {about}, and wrong for {wrong} of these."
+    )
+
+
+def test_few_images_give_no_error_rate() -> None:
+    curve = measure_curve(np.array([0.99, 0.5, 0.4]), np.array([True, True, False]), "val")
+    assert len(explain_confidence(predicted(0.45, 0.4, 0.15), multilabel=False, calibrated=True, curve=curve)) == 2
+    assert len(explain_confidence(predicted(1.0, 0.0, 0.0), multilabel=False, calibrated=True, curve=curve)) == 2
+
+
+def test_multilabel_names_the_closest_call() -> None:
+    found = predicted(0.9, 0.45, 0.7, multilabel=True)
+    (line,) = explain_confidence(found, multilabel=True, calibrated=True, curve=None)
+    assert line == "2 of 3 findings have a probability of at least 50%. Closest call: green (45.0%)."
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "words"),
+    [(0, 0, "in the upper left"), (0, 4, "in the upper part"), (4, 8, "on the right"), (8, 8, "in the lower right"),
+     (4, 4, "in the centre or all over the image")],
+)  # fmt: skip
+def test_heat_location(row: int, column: int, words: str) -> None:
+    heat = np.full((9, 9), 0.1, np.float32)
+    heat[row, column] = 1.0
+    assert heat_location(heat) == words
