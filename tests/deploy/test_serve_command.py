@@ -130,4 +130,4 @@ def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path, monkeypatch: py
 def test_a_score_file_that_makes_no_sense_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (run / "scores.json").write_text("{}")
-    assert "scores.json is not as cclnet evaluate writes it" in refused(str(run), "--port", "0", "--engine", "torch")
+    assert "scores.json is not what cclnet evaluate writes" in refused(str(run), "--port", "0", "--engine", "torch")

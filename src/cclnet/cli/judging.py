@@ -13,21 +13,21 @@ def evaluate(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Where to write. Default: the run folder, whose model.json then gets the fitted temperature too, or "
-            "the file's. Elsewhere, only scores.json has it: the run is left alone."
+            help="Where to write. Default: the run folder (with calibration.json, the temperature of the deployed "
+            "model), or the folder of the file. Elsewhere, the run folder stays as it is."
         ),
     ] = None,
     data: Annotated[str | None, typer.Option(help="Where the images are, if they have moved since training.")] = None,
     draws: Annotated[int, typer.Option(min=2, help="Bootstrap draws behind the intervals.")] = 1000,
 ) -> None:
-    """Judge RUN from its predictions alone: scores.json, report.html and report.md."""
+    """Evaluate RUN from its predictions alone: scores.json, calibration.json, report.html and report.md."""
     from cclnet.evaluation.evaluate import evaluate
     from cclnet.report import write_report
-    from cclnet.report.terminal import print_judged
+    from cclnet.report.terminal import print_scores
 
     folder = out or (run if run.is_dir() else run.parent)
-    judged = evaluate(run, folder, draws)
-    print_judged(judged, write_report(run, judged, folder, data))
+    scores = evaluate(run, folder, draws)
+    print_scores(scores, write_report(run, scores, folder, data))
 
 
 def compare(
@@ -42,5 +42,5 @@ def compare(
     from cclnet.report import write_comparison
     from cclnet.report.terminal import print_comparison
 
-    compared = compare_runs(runs, against, primary, draws)
-    print_comparison(compared, write_comparison(out, compared))
+    comparison = compare_runs(runs, against, primary, draws)
+    print_comparison(comparison, write_comparison(out, comparison))

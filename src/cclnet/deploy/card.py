@@ -1,17 +1,16 @@
-"""The model card: what a model is, what it was judged on and how well it did, and what it is not for."""
+"""The model card: what a model is, what it was evaluated on and how well it did, and what it is not for."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cclnet.deploy.abstain import curve_from_json
 from cclnet.deploy.description import Description
-from cclnet.errors import InputError
-from cclnet.report.html import in_short, judged_on, read_run, render, what_it_is
+from cclnet.report.html import class_columns, evaluated_on, in_short, read_run, render, what_it_is
 from cclnet.report.text import count_text, duration_text
+from cclnet.runs.scores import Scores, read_scores
 
 NOT_STATED = (
     "No licence has been stated for these weights: ask who trained them before you pass them on. They come from the "
@@ -25,52 +24,40 @@ SPLITS = {
     "given": "as it came with the data",
 }
 COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
-CALIBRATION_SCORES = ("nll", "brier", "ece", "adaptive_ece", "classwise_ece", "aurc")
 
 
 def model_card(run: Path, description: Description, licence: str = "") -> str:
     """The card of a run as Markdown; ``description`` is that of what is exported, with its thresholds."""
-    judged, info = _judged(run), description.info
+    scores = read_scores(run / "scores.json") if (run / "scores.json").is_file() else None
+    info = description.info
     settings = read_run(run).settings
     content: dict[str, Any] = {
         "name": run.resolve().name,
         "format": info["exported"]["format"],
         "shape": ", ".join(map(str, description.crop)),
-        "what": _what(judged, description),
-        "in_short": in_short(judged) if judged else [],
+        "what": _what(scores, description),
+        "in_short": in_short(scores) if scores else [],
         "facts": _facts(description),
         "preparing_note": " (cclnet does it; the last is part of the file)" if info.get("done_by_the_file") else "",
         "preprocessing": info["preprocessing"],
         "data_words": _data_words(description, settings),
-        "class_rows": _class_rows(judged, description),
+        "class_rows": _class_rows(scores, description),
         "class_count": count_text(len(description.classes), "class", "classes"),
-        "split_words": _split_words(judged, settings),
-        "judged": judged,
-        "judged_on": judged_on(judged) if judged else "",
-        "calibration_scores": CALIBRATION_SCORES,
+        "split_words": _split_words(scores, settings),
+        "scores": scores,
+        "evaluated_on": evaluated_on(scores) if scores else "",
+        "class_scores": class_columns(scores) if scores else [],
+        "calibration_scores": list(scores.calibration.before.scores) if scores else [],
         "licence": licence or NOT_STATED,
-        "limits": list(judged["warnings"]) if judged else [],
+        "limits": list(scores.warnings) if scores else [],
         "made": _made(description, settings),
         **_abstaining(description, run),
     }
     return render("card.md", **content)
 
 
-def _judged(run: Path) -> dict[str, Any] | None:
-    path = run / "scores.json"
-    if not path.is_file():
-        return None
-    try:
-        judged = json.loads(path.read_text(encoding="utf-8"))
-        if judged["format"] != 1 or judged["kind"] != "scores":
-            raise ValueError(f"format {judged['format']!r}, kind {judged['kind']!r}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not what cclnet evaluate writes ({error}). Run that again.") from error
-    return judged
-
-
-def _what(judged: Mapping[str, Any] | None, description: Description) -> str:
-    told = what_it_is(judged) if judged else f"network {description.backbone}"
+def _what(scores: Scores | None, description: Description) -> str:
+    told = what_it_is(scores) if scores else f"network {description.backbone}"
     kind = "may name several classes for an image" if description.multilabel else "names one class for an image"
     return f"An image classifier ({told}) that {kind} out of {', '.join(description.classes)}."
 
@@ -98,23 +85,24 @@ def _data_words(description: Description, settings: Mapping[str, Any]) -> str:
     return f"Trained on {count_text(int(trained.get('images') or 0), 'image')} of {data}, {start}."
 
 
-def _class_rows(judged: Mapping[str, Any] | None, description: Description) -> list[dict[str, Any]]:
+def _class_rows(scores: Scores | None, description: Description) -> list[dict[str, Any]]:
     counts = description.info.get("class_counts") or []
     trained = dict(zip(description.classes, counts, strict=False))
-    held_out = dict(zip(judged["classes"], judged["split"]["class_counts"], strict=True)) if judged else {}
-    return [{"name": n, "trained": trained.get(n, "–"), "judged": held_out.get(n, "–")} for n in description.classes]
+    held_out = dict(zip(scores.classes, scores.split.class_counts, strict=True)) if scores else {}
+    return [{"name": n, "trained": trained.get(n, "–"), "evaluated": held_out.get(n, "–")} for n in description.classes]
 
 
-def _split_words(judged: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> str:
+def _split_words(scores: Scores | None, settings: Mapping[str, Any]) -> str:
     split = settings.get("split") or {}
     by = SPLITS.get(str(split.get("by")), "")
     seed = f" (seed {split['seed']})" if "seed" in split else ""
     how = f"Images were split {by}{seed}. " if by else ""
-    if judged is None:
+    if scores is None:
         return how + "What the model does on held-out images is not known here."
-    leak = judged["leak"]
     return how + (
-        leak["in_words"] if leak else "Whether images of one lesion or patient lie on both sides is not known."
+        scores.leak.in_words
+        if scores.leak
+        else "Whether images of one lesion or patient lie on both sides is not known."
     )
 
 
@@ -125,7 +113,7 @@ def _abstaining(description: Description, run: Path) -> dict[str, Any]:
     curve = curve_from_json(told, run)
     points = [curve.at(coverage=coverage) for coverage in COVERAGES]
     rows = [{"threshold": curve.threshold[p], "coverage": curve.coverage[p], "risk": curve.risk[p]} for p in points]
-    return {"abstaining": rows, "abstaining_on": f"{curve.images:,} images of part '{curve.split}'"}
+    return {"abstaining": rows, "abstaining_on": f"{curve.images:,} images of the split '{curve.split}'"}
 
 
 def _made(description: Description, settings: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -59,19 +59,17 @@ class Description:
 
 
 def read_description(path: Path) -> Description:
-    """Read and check a model.json; everything wrong with it is named in one error."""
+    """Read and check a model.json; everything wrong with it is named in one error. The temperature is that of the
+    calibration.json beside it, if there is one (a run that was evaluated), else its own."""
     if not path.is_file():
         raise InputError(f"there is no {path.name} in {path.parent}: it says how images are prepared for the model.")
-    if path.stat().st_size > MAX_BYTES:
-        raise InputError(f"{path} has {path.stat().st_size:,} bytes; a model is described in less than {MAX_BYTES:,}.")
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(info, dict):
-        raise InputError(f"{path}: expected an object, got {type(info).__name__}.")
-    if info.get("format") != 1:
-        raise InputError(f"{path} has format {info.get('format')!r}; this version of cclnet reads format 1.")
+    info = _read_object(path)
+    calibration = path.with_name("calibration.json")
+    if calibration.is_file():
+        fitted = _read_object(calibration).get("temperature")
+        if not isinstance(fitted, dict) or "value" not in fitted:
+            raise InputError(f"{calibration}: expected a temperature with a value. Run cclnet evaluate again.")
+        info["temperature"] = fitted["value"]
     wrong = [
         f"{name} must be {words}, got {_shown(info[name]) if name in info else 'nothing'}"
         for name, (words, right) in _FIELDS.items()
@@ -95,6 +93,21 @@ def read_description(path: Path) -> Description:
         info=info,
         target=None if info.get("target") is None else tuple(tuple(map(float, row)) for row in info["target"]),
     )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object of format 1, of limited size."""
+    if path.stat().st_size > MAX_BYTES:
+        raise InputError(f"{path} has {path.stat().st_size:,} bytes; a model is described in less than {MAX_BYTES:,}.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected an object, got {type(content).__name__}.")
+    if content.get("format") != 1:
+        raise InputError(f"{path} has format {content.get('format')!r}; this version of cclnet reads format 1.")
+    return content
 
 
 def _number(value: object) -> bool:

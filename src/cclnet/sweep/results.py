@@ -49,10 +49,12 @@ from torch import Tensor
 
 from cclnet.errors import InputError
 from cclnet.evaluation.evaluate import evaluate
+from cclnet.evaluation.metrics import AFTER, headline_metrics
 from cclnet.files import read_json_bz2, write_json_bz2, write_whole
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.predictions import Floats, Predictions, read_predictions, write_predictions, write_probabilities
 from cclnet.runs.provenance import settings_hash
+from cclnet.runs.scores import Estimate, Scores, to_json
 from cclnet.runs.soft_labels import read_soft_labels, write_soft_labels
 from cclnet.settings import Settings, in_json
 from cclnet.sweep.cells import Job
@@ -88,8 +90,6 @@ def read_course(run: Path) -> dict[str, Any] | None:
 
 
 HALF = 5e-5  # what is less is nothing to four decimals
-SCORES = ("accuracy", "macro_f1", "kappa", "macro_jaccard", "balanced_accuracy")
-SCORES_OF_SEVERAL_LABELS = ("mean_average_precision", "macro_auroc", "macro_f1", "micro_f1", "subset_accuracy")
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ def keep_result(job: Job, run: Path, path: Path) -> Result:
     image_table = write_probabilities(predictions_path(path), rounded)
     kept = read_predictions(predictions_path(path), model["multilabel"], image_table)
     matrix = read_soft_labels(folder.correlation)[1] if folder.correlation.exists() else None
-    with _as_run(path.stem, kept, model, matrix, folder.split) as judged_folder:
-        judged = evaluate(judged_folder)
-    content = _content(job, folder.read_settings(), model, folder.read_metrics(), judged)
+    with _as_run(path.stem, kept, model, matrix, folder.split) as kept_run:
+        evaluated = evaluate(kept_run)
+    content = _content(job, folder.read_settings(), model, folder.read_metrics(), evaluated)
     content["image_table"] = image_table.name
     if content["correlation"] and (course := read_course(run)):
         write_json_bz2(course_path(path), course)
@@ -237,16 +237,12 @@ def _content(
     settings: Settings,
     model: Mapping[str, Any],
     records: Sequence[Mapping[str, Any]],
-    judged: Mapping[str, Any],
+    evaluated: Scores,
 ) -> dict[str, Any]:
-    trained, calibration, correlation = model["trained"], judged["calibration"], judged["correlation"]
+    trained, leak = model["trained"], evaluated.leak
     softness = [round(r["softness"], 5) for r in records if "softness" in r]
     frozen = next((r["epoch"] for r in records if r.get("frozen")), None)
-    after = calibration["after"] or {"ece": {"value": None, "low": None, "high": None}}
-    chosen = SCORES_OF_SEVERAL_LABELS if model["multilabel"] else SCORES
-    scores = {name: judged["scores"][name] for name in chosen}
-    scores |= {"ece": calibration["before"]["ece"], "ece_calibrated": after["ece"]}
-    learned = correlation if softness else None
+    learned = evaluated.soft_labels if softness else None
     kept_settings = _with_paths(settings, _last_name)
     return {
         "format": 1,
@@ -266,18 +262,31 @@ def _content(
         "freeze_epoch": frozen,
         "converged_epoch": None if frozen is None else softness[:frozen].index(min(softness[:frozen])) + 1,
         "softness": softness or None,
-        "split": judged["split"],
-        "intervals": judged["intervals"],
-        "leak": judged["leak"] and {key: judged["leak"][key] for key in ("images", "share", "in_words")},
-        "scores": _rounded(scores),
-        "temperature": _rounded(calibration["temperature"]["value"]),
-        "classes": judged["classes"],
+        "split": to_json(evaluated.split),
+        "intervals": to_json(evaluated.intervals),
+        "leak": leak and {"images": leak.images, "share": leak.share, "in_words": leak.in_words},
+        "scores": _rounded(to_json(_headline(evaluated))),
+        "temperature": _rounded(evaluated.calibration.temperature.value),
+        "classes": list(evaluated.classes),
         "class_counts": model["class_counts"],
         "multilabel": model["multilabel"],
-        "correlation": learned and [[_six_digits(entry) for entry in row] for row in learned["matrix"]],
-        "final_softness": learned and _rounded(learned["softness"]),
-        "rarity_agreement": learned and _rounded(learned["rarity_agreement"]),
+        "correlation": learned and [[_six_digits(entry) for entry in row] for row in learned.matrix],
+        "final_softness": learned and _rounded(learned.softness),
+        "rarity_agreement": learned and _rounded(learned.inverse_frequency_agreement),
     }
+
+
+def _headline(evaluated: Scores) -> dict[str, Estimate]:
+    """The headline metrics, those of calibration before and after temperature."""
+    calibration, undefined = evaluated.calibration, Estimate(None, None, None)
+    found = evaluated.overall | calibration.before.scores
+    scores = {}
+    for metric in headline_metrics(evaluated.task):
+        scores[metric.name] = found[metric.name]
+        if metric.calibration:
+            after = calibration.after.scores if calibration.after else {}
+            scores[metric.name + AFTER] = after.get(metric.name, undefined)
+    return scores
 
 
 def _six_digits(entry: float) -> float:

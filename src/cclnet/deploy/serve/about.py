@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from cclnet.data.image_io import FORMATS
 from cclnet.deploy.model import Model
 from cclnet.deploy.serve.limits import Limits
 from cclnet.deploy.serve.words import NOTICE
-from cclnet.errors import InputError
+from cclnet.runs.scores import read_scores
 
 
 class UploadLimits(BaseModel):
@@ -77,14 +76,11 @@ def model_card(name: str, model: Model, limits: Limits, *, heat_maps: bool, exam
 
 
 def judged_sentences(folder: Path) -> list[str]:
-    """How good the model is, in the words of its report; empty where it has not been judged."""
+    """How good the model is, in the sentences of its report; empty where it has not been evaluated."""
     path = folder / "scores.json"
     if not path.is_file():
         return []
-    from cclnet.report.html import in_short, judged_on
+    from cclnet.report.html import evaluated_on, in_short
 
-    try:
-        judged: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return [f"Judged on {judged_on(judged)}.", *in_short(judged)]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is not as cclnet evaluate writes it ({error!r}): write it again.") from error
+    scores = read_scores(path)
+    return [f"Evaluated on {evaluated_on(scores)}.", *in_short(scores)]
