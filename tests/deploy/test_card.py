@@ -28,7 +28,7 @@ def test_the_card_of_an_evaluated_run(tmp_path: Path) -> None:
         "Data",
         "Scores",
         "Calibration",
-        "How alike",
+        "Soft labels",
         "Intended use and limits",
         "Licence",
     ):

@@ -100,7 +100,7 @@ def test_hard_labels_leave_the_soft_labels_out(make_run: MakeRun) -> None:
 def test_soft_labels_that_are_taken_out_are_told(make_run: MakeRun) -> None:
     run = make_run()
     model = json.loads((run / "model.json").read_text())
-    size = len(model.classes)
+    size = len(model["classes"])
     assert "taken out of the probabilities" not in read_page(write_report(run, evaluate(run, draws=50))).text
     model["target"] = np.full((size, size), 0.2 / size).tolist()
     (run / "model.json").write_text(json.dumps(model))
@@ -112,7 +112,7 @@ def test_a_class_without_images_is_named(make_run: MakeRun) -> None:
     frame = pd.read_csv(run / "predictions.csv")
     frame[frame["label"] != "DF"].to_csv(run / "predictions.csv", index=False)
     page = read_page(write_report(run, evaluate(run, draws=50)))
-    assert page.problems == [] and "No image of this part is of class DF" in page.text
+    assert page.problems == [] and "No image of this split is of class DF" in page.text
 
 
 def test_a_single_image_is_reported_without_intervals(make_run: MakeRun, tmp_path: Path) -> None:
