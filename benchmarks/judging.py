@@ -34,15 +34,17 @@ from rich.progress import track
 from scipy import optimize, special, stats
 
 from cclnet.evaluation.bootstrap import Statistic, Units, bootstrap, interval, units_of
-from cclnet.evaluation.calibration import BIASED, calibration_statistic, measure
+from cclnet.evaluation.calibration import calibration_statistic, calibration_values
+from cclnet.evaluation.classification import confusion_scores, decision_statistic
 from cclnet.evaluation.compare import difference_test
 from cclnet.evaluation.evaluate import evaluate, versions
-from cclnet.evaluation.metrics import confusion_scores, decision_statistic
+from cclnet.evaluation.metrics import calibration_metrics
 from cclnet.files import write_whole
 from cclnet.reproduce.paper_figures import save_picture
 from cclnet.runs.predictions import Predictions, write_predictions
 
 SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "macro_jaccard")
+BIASED = tuple(metric.name for metric in calibration_metrics("single-label") if metric.biased)
 CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
 SHARES = np.array([1113, 6705, 514, 327, 1099, 115, 142]) / 10015  # of ISIC 2018
 EVEN = np.full(7, 1 / 7)
@@ -144,7 +146,7 @@ def told_apart(settings: tuple[float, float, int, float], draw: int) -> list[boo
     for metric in SCORES:
         own, draws = np.array([v[metric] for v in values]), np.stack([d[metric] for d in drawn])
         found = difference_test(own[:seeds], draws[:seeds], own[seeds:], draws[seeds:], True, units, draw)
-        claims.append(found["p"] < 0.05)
+        claims.append(found.p is not None and found.p < 0.05)
     return claims
 
 
@@ -159,7 +161,7 @@ def sharpened(sharpness: float, images: int, rng: np.random.Generator) -> Predic
 def covered_calibration(sharpness: float, images: int, truth: dict[str, float], draw: int) -> list[bool]:
     """Whether the intervals of the calibration errors of one simulated run hold the truth, for each of BIASED."""
     made = sharpened(sharpness, images, np.random.default_rng((3, images, draw)))
-    units, values = units_of(made), measure(made)
+    units, values = units_of(made), calibration_values(made)
     (drawn,) = bootstrap([calibration_statistic(made)], units, 500, seed=draw)
     ends = {name: interval(values[name], drawn[name], units.count, biased=True) for name in BIASED}
     return [bool(low <= truth[name] <= high) for name, (low, high) in ends.items()]
@@ -180,14 +182,14 @@ def sharper_told_apart(images: int, seeds: int, draw: int) -> list[bool]:
     drawn = np.stack([one["ece"] for one in bootstrap(statistics_of, units, 300, seed=draw)])
     values = np.array([of_the_whole(statistic)["ece"] for statistic in statistics_of])
     found = difference_test(values[:seeds], drawn[:seeds], values[seeds:], drawn[seeds:], True, units, draw, True)
-    return [found["p"] < 0.05]
+    return [found.p is not None and found.p < 0.05]
 
 
 def calibration_errors(draws: int, comparisons: int, pool: ProcessPoolExecutor) -> dict[str, Any]:
     """Coverage and false alarms of the calibration errors."""
     results: dict[str, Any] = {"calibration_coverage": {}, "calibration_false_alarms": {}}
     for sharpness, images in itertools.product((1.0, 1.15, 1.5), (200, 1000, 2000)):
-        truth = measure(sharpened(sharpness, 1_000_000, np.random.default_rng(9)))
+        truth = calibration_values(sharpened(sharpness, 1_000_000, np.random.default_rng(9)))
         one = partial(covered_calibration, sharpness, images, truth)
         name = f"sharpness {sharpness:g}, {images:,} images"
         results["calibration_coverage"][name] = shares(name, one, draws, pool, names=BIASED) | {"truth": truth["ece"]}

@@ -27,7 +27,7 @@ from cclnet.data.sources import open_data
 from cclnet.data.split import read_split
 from cclnet.data.synthetic import known_similarity
 from cclnet.data.synthetic.multilabel import co_occurrence
-from cclnet.evaluation.metrics import score
+from cclnet.evaluation.metrics import overall_metrics, point_estimates
 from cclnet.evaluation.similarity import agreement
 from cclnet.files import write_whole
 from cclnet.runs.model import read_soft_labels
@@ -79,7 +79,8 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
         predictions = read_predictions(run / "predictions.csv", multilabel=True)
         table = open_data(data)
         company = co_occurrence(table.labels[read_split(run / "split.csv", table) == "train"])
-        result = {**job, "seconds": seconds, "images_tested": len(predictions.images), **score(predictions)[0]}
+        scores = point_estimates(predictions, overall_metrics("multi-label"))
+        result = {**job, "seconds": seconds, "images_tested": len(predictions.images), **scores}
         result["company_with_similarity"] = agreement(company, truth)
         if course:
             matrix = read_soft_labels(run / "soft_labels.csv")[1]

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from cclnet.data.synthetic import SyntheticSettings, known_similarity
-from cclnet.evaluation.similarity import agreement, mean_confusion, rarity_agreement
+from cclnet.evaluation.similarity import agreement, inverse_frequency_agreement, mean_confusion
 from cclnet.files import write_json_bz2, write_whole
 from cclnet.reproduce.pages import fill_markers
 from cclnet.reproduce.paper_figures import save_picture
@@ -77,7 +77,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
     def look(record: dict[str, Any], network: Any) -> None:
         matrix = network.soft_labels().double().cpu().numpy()
         counts[:] = network.method.classes.counts
-        rarity = rarity_agreement(matrix, counts) if job["balance"] != "balanced" else None
+        rarity = inverse_frequency_agreement(matrix, counts) if job["balance"] != "balanced" else None
         kept = {name: record[name] for name in ("softness", "frozen", "structure", "val_accuracy") if name in record}
         course.append({"truth": agreement(matrix, truth), "rarity": rarity, **kept})
 

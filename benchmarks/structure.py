@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from cclnet.data.sources import open_data
-from cclnet.evaluation.similarity import agreement, mean_confusion, rarity
+from cclnet.evaluation.similarity import agreement, inverse_frequency, mean_confusion
 from cclnet.files import write_whole
 from cclnet.methods.ccl_centroid import CCLCentroid
 from cclnet.methods.class_geometry import class_distances, geometry_from_means
@@ -76,7 +76,7 @@ def courses(moments: Sequence[Tensor], yardstick: Floats, counts: Sequence[int])
             running = -(total / weight).numpy()
             course["epoch"].append(agreement(-distance.numpy(), yardstick))
             course["running"].append(agreement(running, yardstick))
-            course["rarity"].append(agreement(running, rarity(counts)))
+            course["rarity"].append(agreement(running, inverse_frequency(counts)))
             known = distance[places.known]
             course["structure"].append(float((known - 1.0).square().mean().sqrt()))
         found[name] = course
@@ -94,7 +94,7 @@ def table(measured: dict[str, Any]) -> str:
         values.append(f"{course['rarity'][-1]:.2f}")
         values.append(f"{max(course['structure']):.2f}, {course['structure'][-1]:.2f}")
         lines.append(f"| {' | '.join([name, *values])} |")
-    own = f"{agreement(measured['yardstick'], rarity(measured['counts'])):.2f}"
+    own = f"{agreement(measured['yardstick'], inverse_frequency(measured['counts'])):.2f}"
     lines.append(f"| {' | '.join(['the yardstick itself', *('–' for _ in shown), own, '–'])} |")
     return "\n".join(lines) + "\n"
 

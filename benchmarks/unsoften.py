@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from cclnet.evaluation.evaluate import evaluate
-from cclnet.evaluation.metrics import score
+from cclnet.evaluation.metrics import overall_metrics, point_estimates
 from cclnet.files import write_json_bz2, write_whole
 from cclnet.functional import unsoften
 from cclnet.methods import Classes, build_method
@@ -59,11 +59,10 @@ def scores(run: OpenedRun, target: Tensor | None) -> dict[str, float]:
         said = replace(said, probabilities=unsoften(torch.tensor(said.probabilities), target.double()).numpy())
     with tempfile.TemporaryDirectory() as scratch:
         write_predictions(Path(scratch) / "predictions.csv", said)
-        judged = evaluate(Path(scratch) / "predictions.csv", draws=2)
-    before, after = judged["calibration"]["before"], judged["calibration"]["after"]
-    values = [judged["scores"]["accuracy"], judged["scores"]["balanced_accuracy"]]
-    values += [stage[name] for stage in (before, after) for name in ("ece", "nll")]
-    return {name: round(value["value"], 6) for name, value in zip(HEADS[1:], values, strict=True)}
+        found = evaluate(Path(scratch) / "predictions.csv", draws=2)
+    values = [found.overall["accuracy"], found.overall["balanced_accuracy"]]
+    values += [stage.scores[name] for stage in found.calibration.stages() for name in ("ece", "nll")]
+    return {name: round(value.value, 6) for name, value in zip(HEADS[1:], values, strict=True)}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -85,7 +84,8 @@ def prior_readings(result: Result) -> str:
     prior = np.array(result.class_counts) / sum(result.class_counts)
     lines = ["| ε of the label | accuracy | F1 | kappa |", "|--:|--:|--:|--:|"]
     for epsilon in EPSILONS:
-        scored = score(replace(said, probabilities=(1 - epsilon) * left + epsilon * prior))[0]
+        mixed = replace(said, probabilities=(1 - epsilon) * left + epsilon * prior)
+        scored = point_estimates(mixed, overall_metrics("single-label"))
         lines.append(f"| {epsilon:g} | {' | '.join(f'{scored[n]:.3f}' for n in ('accuracy', 'macro_f1', 'kappa'))} |")
     return "\n".join(lines) + "\n"
 

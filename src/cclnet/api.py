@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cclnet.errors import InputError
 from cclnet.settings import Settings, make_settings, read_settings
+
+if TYPE_CHECKING:
+    from cclnet.evaluation.compare import Comparison
+    from cclnet.runs.scores import Scores
 
 
 def run_settings(data: str | Path | None, recipe: str | Path | None, settings: Mapping[str, Any]) -> Settings:
@@ -91,13 +95,13 @@ def evaluate(
     data: str | None = None,
     draws: int = 1000,
     summary: bool = False,
-) -> dict[str, Any]:
+) -> Scores:
     """Evaluate a run from its predictions alone; write scores.json, report.html and report.md and return the scores.
 
     Args:
         run: a run folder, a predictions.csv, or the .json result of a run.
-        out: the folder to write to. Default: the run folder, whose model.json then also gets the fitted temperature,
-            or the folder of the file.
+        out: the folder to write to. Default: the run folder, which then also gets calibration.json, or the folder
+            of the file.
         data: where the images are, if they have moved since training.
         draws: bootstrap draws for the intervals.
         summary: print the scores.
@@ -110,9 +114,9 @@ def evaluate(
     scores = evaluate_run(run, folder, draws)
     report = write_report(run, scores, folder, data)
     if summary:
-        from cclnet.report.terminal import print_judged
+        from cclnet.report.terminal import print_scores
 
-        print_judged(scores, report)
+        print_scores(scores, report)
     return scores
 
 
@@ -124,7 +128,7 @@ def compare(
     primary: str | None = None,
     draws: int = 1000,
     summary: bool = False,
-) -> dict[str, Any]:
+) -> Comparison:
     """Compare runs on the same images with paired tests, and return the comparison.
 
     Args:

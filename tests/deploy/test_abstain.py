@@ -61,8 +61,8 @@ def test_it_is_the_curve_of_the_report(tmp_path: Path) -> None:
     held_out = with_temperature(read_predictions(folder / "predictions.csv").of_split("test"), 1.5)
     assert (curve.split, curve.images) == ("test", 50)
     reported = risk_coverage(held_out)
-    np.testing.assert_allclose(curve.coverage, [p["coverage"] for p in reported])
-    np.testing.assert_allclose(curve.risk, [p["risk"] for p in reported])
+    np.testing.assert_allclose(curve.coverage, [p.coverage for p in reported])
+    np.testing.assert_allclose(curve.risk, [p.risk for p in reported])
 
 
 def test_several_labels_are_right_together_or_wrong(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ def card_of(run: Path, **settings: str) -> str:
     return (export(run, "safetensors", run.parent / "out", **settings) / "README.md").read_text()
 
 
-def test_the_card_of_a_judged_run(tmp_path: Path) -> None:
+def test_the_card_of_an_evaluated_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    judged = evaluate(run, draws=20)
+    scores = evaluate(run, draws=20)
     card = card_of(run)
     assert "Not a medical device" in card
     for heading in (
@@ -28,30 +28,27 @@ def test_the_card_of_a_judged_run(tmp_path: Path) -> None:
         "Data",
         "Scores",
         "Calibration",
-        "How alike",
+        "Soft labels",
         "Intended use and limits",
         "Licence",
     ):
         assert f"\n## {heading}" in card
-    accuracy = judged["scores"]["accuracy"]
-    assert (
-        f"| Accuracy | {100 * accuracy['value']:.1f}% | [{100 * accuracy['low']:.1f}, {100 * accuracy['high']:.1f}] |"
-        in card
-    )
-    assert judged["calibration"]["temperature"]["in_words"] in card
+    accuracy = scores.overall["accuracy"]
+    assert f"| Accuracy | {100 * accuracy.value:.1f}% | [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}] |" in card
+    assert scores.calibration.temperature.in_words in card
     assert "| ant | 40 | " in card and "Trained on 100 images of insects, from random weights." in card
     assert "Images were split by lesion or patient (seed 0)." in card
     assert "| ant | bee | 0.200 | 0.600 |" in card  # the soft label of ant
     assert "ask who trained them" in card and "somewhere" not in card
-    for warning in judged["warnings"]:
+    for warning in scores.warnings:
         assert warning.split()[0] in card
     assert re.search(r"\| 0\.\d{3} \| 90\.0% \| \d+\.\d% \|", card)  # where it abstains
     assert "None" not in card.replace("None of", "") and "nan" not in card
 
 
-def test_the_card_of_a_run_that_was_not_judged(tmp_path: Path) -> None:
+def test_the_card_of_a_run_that_was_not_evaluated(tmp_path: Path) -> None:
     card = card_of(write_run(tmp_path / "run", temperature=None), licence="CC BY-NC 4.0 by us")
-    assert "has not been judged" in card and "none fitted: probabilities are as trained" in card
+    assert "has not been evaluated" in card and "none fitted: probabilities are as trained" in card
     assert "CC BY-NC 4.0 by us" in card and "ask who trained them" not in card
 
 

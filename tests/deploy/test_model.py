@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -278,3 +279,17 @@ def test_plain_import_brings_no_heavy_package() -> None:
     assert {"load", "CCLHead", "CCLNet"} <= set(dir(cclnet))
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         _ = cclnet.lod
+
+
+def test_the_temperature_is_that_of_calibration_json(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", temperature=None)
+    assert cclnet.load(run, device="cpu").temperature is None
+    fitted = {"value": 2.5, "fitted_on": "val", "images": 50, "halves": None}
+    (run / "calibration.json").write_text(json.dumps({"format": 1, "temperature": fitted}))
+    model = cclnet.load(run, device="cpu")
+    assert model.temperature == 2.5 and model.info["temperature"] == 2.5
+    for wrong, message in (("{", "is not JSON"), ('{"format": 1}', "temperature with a value"), ("{}", "format None"),
+                           ('{"format": 1, "temperature": {"value": -1}}', "temperature must be")):  # fmt: skip
+        (run / "calibration.json").write_text(wrong)
+        with pytest.raises(InputError, match=message):
+            cclnet.load(run, device="cpu")

@@ -132,10 +132,10 @@ def test_a_table_names_images_and_its_labels_go_along(run: Path, tmp_path: Path)
     table = pd.read_csv(tmp_path / "out.csv", keep_default_na=False)
     assert table["label"].tolist()[:4] == list(CLASSES) and table["group"][2] == "lesion1"
     table[table["problem"] == ""].to_csv(tmp_path / "readable.csv", index=False)
-    judged = evaluate(tmp_path / "readable.csv", draws=10)  # predictions of labelled images can be judged
-    assert judged["split"]["images"] == 12
+    scores = evaluate(tmp_path / "readable.csv", draws=10)  # predictions of labelled images can be evaluated
+    assert scores.split.images == 12
     right = (table["label"] == table["prediction"])[:12].mean()
-    assert judged["scores"]["accuracy"]["value"] == pytest.approx(right)
+    assert scores.overall["accuracy"].value == pytest.approx(right)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from cclnet.evaluation.bootstrap import Units, bootstrap, interval, units_of, units_with
-from cclnet.evaluation.calibration import calibration_statistic, measure
-from cclnet.evaluation.metrics import decision_statistic, ranking_statistic, score
+from cclnet.evaluation.calibration import calibration_statistic, calibration_values
+from cclnet.evaluation.classification import decision_statistic, decision_values, ranking_statistic, ranking_values
 from cclnet.runs.predictions import Predictions
 from made_predictions import SINGLE_LABEL, single_label
 
@@ -38,8 +38,7 @@ def test_a_draw_holds_whole_groups_and_scores_what_it_holds() -> None:
         chosen = np.random.default_rng((3, draw)).integers(0, units.count, units.count, dtype=np.int32)
         rows = np.concatenate([np.flatnonzero(units.index == unit) for unit in chosen])
         again = Predictions(np.arange(len(rows)).astype(str), made.labels[rows], made.probabilities[rows], made.classes)
-        expected, _ = score(again)
-        for name, value in expected.items():
+        for name, value in (decision_values(again) | ranking_values(again)).items():
             found = drawn[0] if name in drawn[0] else drawn[1]
             assert found[name][draw] == pytest.approx(value, abs=1e-12), name
 
@@ -54,7 +53,7 @@ def test_draws_are_the_same_however_many_are_asked_for() -> None:
 
 def test_the_spread_of_draws_is_the_standard_error() -> None:
     made = single_label(400, skill=1.5)
-    accuracy = score(made)[0]["accuracy"]
+    accuracy = decision_values(made)["accuracy"]
     drawn = bootstrap([decision_statistic(made)], units_of(made), 2000, seed=0)[0]["accuracy"]
     assert drawn.std() == pytest.approx(math.sqrt(accuracy * (1 - accuracy) / 400), rel=0.06)
     assert drawn.mean() == pytest.approx(accuracy, abs=0.002)
@@ -89,7 +88,7 @@ def test_the_interval_of_a_calibrated_model_reaches_zero() -> None:
         labels = np.where(rng.random(400) < sure, 0, 1)
         made = Predictions(np.arange(400).astype(str), labels, np.column_stack([sure, 1 - sure]), ("a", "b"))
         drawn = bootstrap([calibration_statistic(made)], units_of(made), 200, seed)[0]["ece"]
-        held += interval(measure(made)["ece"], drawn, 400, biased=True)[0] < 0.005
+        held += interval(calibration_values(made)["ece"], drawn, 400, biased=True)[0] < 0.005
     assert held >= 30  # without the correction: none
 
 
@@ -118,7 +117,7 @@ def test_a_single_image_is_drawn_over_and_over() -> None:
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
-    """A quick look; benchmarks/statistics.py looks properly. Groups are all right or all wrong together half of the
+    """A quick look; benchmarks/judging.py looks properly. Groups are all right or all wrong together half of the
     time, so intervals over images would hold the truth far too rarely."""
     rng, held, held_by_images, draws = np.random.default_rng(0), 0, 0, 60
     for _ in range(draws):

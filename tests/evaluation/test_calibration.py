@@ -8,8 +8,10 @@ import pytest
 from sklearn import metrics
 
 from cclnet.evaluation import calibration
-from cclnet.evaluation.calibration import MEASURES, calibration_statistic, measure, reliability, risk_coverage
+from cclnet.evaluation.calibration import calibration_statistic, calibration_values, reliability, risk_coverage
+from cclnet.evaluation.metrics import calibration_metrics, task_of
 from cclnet.runs.predictions import Predictions
+from cclnet.runs.scores import RiskPoint
 from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, given, single_label
 
 EVERY = {**SINGLE_LABEL, **{f"several labels, {name}": made for name, made in SEVERAL_LABELS.items()}}
@@ -85,26 +87,26 @@ def oracle(made: Predictions) -> dict[str, float]:
 
 @every
 def test_every_measure_equals_its_oracle(made: Predictions) -> None:
-    found, expected = measure(made), oracle(made)
-    assert tuple(found) == MEASURES
-    for name in MEASURES:
+    found, expected = calibration_values(made), oracle(made)
+    assert list(found) == [metric.name for metric in calibration_metrics(task_of(made))]
+    for name in found:
         assert found[name] == pytest.approx(expected[name], abs=1e-12, rel=1e-12), name
 
 
 def test_nll_and_brier_equal_scikit_learn() -> None:
     made = single_label(200, 5)
-    found = measure(made)
+    found = calibration_values(made)
     assert found["nll"] == pytest.approx(metrics.log_loss(made.labels, made.probabilities), abs=1e-12)
     binary = single_label(200, 2)
     half = metrics.brier_score_loss(binary.labels, binary.probabilities[:, 1])
-    assert measure(binary)["brier"] == pytest.approx(2 * half, abs=1e-12)
+    assert calibration_values(binary)["brier"] == pytest.approx(2 * half, abs=1e-12)
 
 
 @every
 def test_totals_give_the_measures_of_the_whole(made: Predictions) -> None:
     statistic = calibration_statistic(made)  # as drawn, with blocks; few images here, so nothing is lost
     found = statistic.scores(np.asarray(statistic.features.sum(axis=0))[None])
-    for name, value in measure(made).items():
+    for name, value in calibration_values(made).items():
         assert found[name][0] == pytest.approx(value, abs=1e-12), name
 
 
@@ -112,7 +114,7 @@ def test_blocks_change_the_area_little() -> None:
     made = single_label(5000, 5, skill=2.0)
     statistic = calibration_statistic(made)
     found = statistic.scores(np.asarray(statistic.features.sum(axis=0))[None])["aurc"][0]
-    assert found == pytest.approx(measure(made)["aurc"], rel=2e-3)
+    assert found == pytest.approx(calibration_values(made)["aurc"], rel=2e-3)
 
 
 def test_bins_close_at_their_upper_end() -> None:
@@ -129,26 +131,26 @@ def test_bins_of_equal_count_are_equal_for_distinct_values_and_one_for_equal_one
 def test_a_perfectly_ordered_model_has_the_smallest_area() -> None:
     # the two errors come last of four: (0 + 0 + 1/3 + 2/4) / 4
     made = given([0, 0, 1, 1], [[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
-    assert measure(made)["aurc"] == pytest.approx((0 + 0 + 1 / 3 + 2 / 4) / 4)
+    assert calibration_values(made)["aurc"] == pytest.approx((0 + 0 + 1 / 3 + 2 / 4) / 4)
 
 
 def test_reliability_bins_add_up_to_the_calibration_error() -> None:
     made = single_label(300, 4, skill=2)
     bins = reliability(made)
-    assert sum(b["images"] for b in bins) == 300
-    error = sum(b["images"] / 300 * abs(b["accuracy"] - b["confidence"]) for b in bins)
-    assert error == pytest.approx(measure(made)["ece"], abs=1e-12)
-    assert all(b["low"] < b["confidence"] <= b["high"] + 1e-12 for b in bins)
+    assert sum(b.images for b in bins) == 300
+    error = sum(b.images / 300 * abs(b.accuracy - b.confidence) for b in bins)
+    assert error == pytest.approx(calibration_values(made)["ece"], abs=1e-12)
+    assert all(b.low < b.confidence <= b.high + 1e-12 for b in bins)
 
 
 def test_the_risk_coverage_curve_is_thinned_and_ends_at_the_error_rate() -> None:
     made = single_label(5000, 4)
     points = risk_coverage(made)
     assert len(points) == 200
-    assert points[-1] == {"coverage": 1.0, "risk": pytest.approx(1 - (decisions_right(made)).mean())}
-    coverage = [point["coverage"] for point in points]
+    assert points[-1] == RiskPoint(1.0, pytest.approx(1 - (decisions_right(made)).mean()))
+    coverage = [point.coverage for point in points]
     assert coverage == sorted(set(coverage)) and coverage[0] == pytest.approx(1 / 5000)
-    assert risk_coverage(given([0, 1], [[0.5, 0.5], [0.5, 0.5]])) == [{"coverage": 1.0, "risk": 0.5}]
+    assert risk_coverage(given([0, 1], [[0.5, 0.5], [0.5, 0.5]])) == (RiskPoint(1.0, 0.5),)
 
 
 def decisions_right(made: Predictions) -> np.ndarray:

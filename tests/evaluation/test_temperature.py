@@ -10,10 +10,10 @@ from scipy import special
 from cclnet.evaluation.bootstrap import Units, units_of
 from cclnet.evaluation.calibration import (
     calibrate,
+    calibration_values,
     fit_temperature,
     fitting_split,
     halves_of,
-    measure,
     with_temperature,
 )
 from cclnet.runs.predictions import Predictions
@@ -37,7 +37,7 @@ def test_a_planted_temperature_is_found(planted: float) -> None:
 def test_the_fit_is_where_the_likelihood_is_highest() -> None:
     made = single_label(300, 4, skill=1.0)
     best = fit_temperature(made)
-    losses = [measure(with_temperature(made, best * factor))["nll"] for factor in (0.999, 1.0, 1.001)]
+    losses = [calibration_values(with_temperature(made, best * factor))["nll"] for factor in (0.999, 1.0, 1.001)]
     assert losses[1] < losses[0] and losses[1] < losses[2]
 
 
@@ -72,9 +72,9 @@ def test_probability_zero_is_survived() -> None:
 def test_nothing_wrong_has_no_best_temperature() -> None:
     perfect = single_label(30, skill=40.0)
     assert math.isnan(fit_temperature(perfect))
-    found = calibrate(perfect, "calibration", perfect, units_of(perfect), 0)
-    assert found.value is None and found.after is None
-    assert "No temperature could be fitted on the part 'calibration' (30 images)" in found.in_words
+    found, after = calibrate(perfect, "calibration", perfect, units_of(perfect), 0)
+    assert found.value is None and after is None
+    assert "No temperature could be fitted on the split 'calibration' (30 images)" in found.in_words
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_the_part_to_fit_on_is_not_the_one_reported(
 
 def test_a_part_set_aside_gives_the_temperature() -> None:
     reported, aside = single_label(100, seed=1), single_label(400, seed=2, skill=0.5)
-    found = calibrate(reported, "calibration", aside, units_of(reported), 0)
+    found, after = calibrate(reported, "calibration", aside, units_of(reported), 0)
     assert found.value == fit_temperature(aside) and found.fitted_on == "calibration" and found.images == 400
-    assert found.after is not None and found.halves is None
-    np.testing.assert_array_equal(found.after.probabilities, with_temperature(reported, found.value).probabilities)
-    assert "fitted on the 400 images of the part 'calibration'" in found.in_words
+    assert after is not None and found.halves is None
+    np.testing.assert_array_equal(after.probabilities, with_temperature(reported, found.value).probabilities)
+    assert "fitted on the 400 images of the split 'calibration'" in found.in_words
 
 
 def test_without_one_each_half_is_judged_with_the_temperature_of_the_other() -> None:
@@ -112,16 +112,16 @@ def test_without_one_each_half_is_judged_with_the_temperature_of_the_other() -> 
     for unit in range(units.count):  # no group in both halves
         assert len(set(second[units.index == unit].tolist())) == 1
     assert abs(len(np.unique(units.index[second])) - units.count / 2) <= 1
-    found = calibrate(made, None, made, units, 5)
-    assert found.halves is not None and found.after is not None and found.fitted_on == "cross-fitted halves"
+    found, after = calibrate(made, None, made, units, 5)
+    assert found.halves is not None and after is not None and found.fitted_on == "cross-fitted halves"
     assert found.halves == (fit_temperature(made.select(~second)), fit_temperature(made.select(second)))
     assert found.value == pytest.approx(math.sqrt(found.halves[0] * found.halves[1]))
     expected = with_temperature(made.select(second), found.halves[0]).probabilities
-    np.testing.assert_allclose(found.after.probabilities[second], expected, rtol=1e-14)
-    assert "No part was set aside" in found.in_words and "by groups" in found.in_words
+    np.testing.assert_allclose(after.probabilities[second], expected, rtol=1e-14)
+    assert "No split was set aside" in found.in_words and "by groups" in found.in_words
 
 
 def test_one_group_has_no_halves() -> None:
     made = single_label(20)
-    found = calibrate(made, None, made, Units(np.zeros(20, np.intp), 1, "groups"), 0)
+    found, _ = calibrate(made, None, made, Units(np.zeros(20, np.intp), 1, "groups"), 0)
     assert found.value is None and "no two halves" in found.in_words

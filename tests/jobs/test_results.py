@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cclnet import InputError
 from cclnet.cli import app
-from cclnet.evaluation.calibration import measure
+from cclnet.evaluation.calibration import calibration_values
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.runs.folder import RunFolder, open_run
 from cclnet.runs.predictions import Predictions
@@ -52,7 +52,7 @@ def test_what_is_known_of_leaks_is_not_lost(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
         for page in ("report.md", "report.html"):
             assert leak["in_words"] in (tmp_path / "out" / page).read_text()
-    assert f"{words} Scores on new patients will be lower." in evaluate(path, draws=10)["warnings"]
+    assert f"{words} Scores on new patients will be lower." in evaluate(path, draws=10).warnings
     path.write_text(json.dumps(content | {"leak": None}))
     assert open_run(path).leak() is None
 
@@ -66,9 +66,9 @@ def test_what_is_kept_of_a_small_probability_is_not_nothing(tmp_path: Path, mult
     said = Predictions(np.arange(400).astype(str), labels, p, CLASSES)
     kept = dataclasses.replace(said, probabilities=_shortened(said))
     assert (np.abs(kept.probabilities - p) <= 5e-5).all() and kept.probabilities.min() > 0
-    assert measure(kept)["nll"] == pytest.approx(measure(said)["nll"], rel=0.02)
+    assert calibration_values(kept)["nll"] == pytest.approx(calibration_values(said)["nll"], rel=0.02)
     rounded = dataclasses.replace(said, probabilities=p.round(4))
-    assert measure(rounded)["nll"] > 1.2 * measure(said)["nll"]  # which is why
+    assert calibration_values(rounded)["nll"] > 1.2 * calibration_values(said)["nll"]  # which is why
 
 
 def test_a_setting_without_end_is_kept_and_found_again(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_job_out_of_time_goes_on_to_the_same_end(tmp_path: Path) -> None:
     assert result["images_per_second"] > 0 and result["settings"]["method_settings"]["widths"] == [16, 8]
     again = evaluate(stopped.results / f"{JOB.name}.json")
     for name in ("accuracy", "kappa", "macro_f1"):
-        assert again["scores"][name]["value"] == pytest.approx(result["scores"][name]["value"], abs=1e-6)
+        assert again.overall[name].value == pytest.approx(result["scores"][name]["value"], abs=1e-6)
 
 
 def test_a_run_begun_with_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:

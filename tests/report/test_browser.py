@@ -42,11 +42,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, lis
     runs = {
         m: [write_run(folder / f"{m}-{s}", method=m, seed=s, images=200) for s in range(2)] for m in ("ccl", "hard")
     }
-    judged, compared = evaluate(runs["ccl"][0], draws=50), compare(runs, draws=50)
-    headline = [value_text(number["value"], name) for name, number in judged["scores"].items()]
+    scores, compared = evaluate(runs["ccl"][0], draws=50), compare(runs, draws=50)
+    headline = [value_text(number.value, name) for name, number in scores.overall.items()]
     return {
-        "report": (write_report(runs["ccl"][0], judged), headline),
-        "comparison": (write_comparison(folder / "out", compared), [compared["comparisons"][0]["verdict"]]),
+        "report": (write_report(runs["ccl"][0], scores), headline),
+        "comparison": (write_comparison(folder / "out", compared), [compared.comparisons[0].verdict]),
     }
 
 

@@ -21,25 +21,27 @@ def test_verdict_first_then_every_number(make_run: MakeRun, tmp_path: Path) -> N
     path = write_comparison(tmp_path / "out", compared)
     page, markdown = read_page(path), (path.parent / "comparison.md").read_text()
     assert page.problems == [] and path.name == "comparison.html"
-    assert json.loads((path.parent / "comparison.json").read_text()) == json.loads(json.dumps(compared))
-    (comparison,) = compared["comparisons"]
-    assert page.text.index(comparison["verdict"]) < page.text.index("Share of images whose most probable")
-    for metric in compared["metrics"]:
-        name, test = metric["name"], comparison["metrics"][metric["name"]]
+    assert json.loads((path.parent / "comparison.json").read_text()) == json.loads(json.dumps(compared.to_json()))
+    (comparison,) = compared.comparisons
+    assert page.text.index(comparison.verdict) < page.text.index("Share of images whose most probable")
+    for metric in compared.metrics:
+        name, test = metric.name, comparison.metrics[metric.name]
         for text in (page.text, markdown):
-            assert difference_text(test["difference"], name) in text
-            for method in compared["methods"]:
-                assert value_text(method["scores"][name]["mean"], name) in text
-                assert all(value_text(value, name) in text for value in method["scores"][name]["values"])
-        assert p_text(test["p_holm"]) in page.text
-    assert comparison["metrics"]["accuracy"]["permutation"]["in_words"] in page.text
+            assert difference_text(test.difference, name) in text
+            for method in compared.methods:
+                assert value_text(method.scores[name].mean, name) in text
+                assert all(value_text(value, name) in text for value in method.scores[name].values)
+        assert p_text(test.p_holm) in page.text
+    permutation = comparison.metrics["accuracy"].permutation
+    assert permutation is not None and permutation.in_words in page.text
     assert page.text.count("Soft labels of ccl-") == 3  # side by side, beside their agreement
 
 
 def test_one_run_each_brings_mcnemar(make_run: MakeRun, tmp_path: Path) -> None:
     compared = compare({"ccl": seeds(make_run, "ccl", 1), "hard": seeds(make_run, "hard", 1)}, draws=50)
     page = read_page(write_comparison(tmp_path / "out", compared))
-    assert page.problems == [] and compared["comparisons"][0]["mcnemar"]["in_words"] in page.text
+    mcnemar = compared.comparisons[0].mcnemar
+    assert page.problems == [] and mcnemar is not None and mcnemar.in_words in page.text
     assert "Do the soft labels agree?" not in page.text
 
 
@@ -49,7 +51,7 @@ def test_three_methods_have_three_comparisons(make_run: MakeRun, tmp_path: Path)
     assert page.problems == [] and {"pair-1", "pair-2", "pair-3"} <= set(page.ids)
 
 
-def test_several_labels_an_image_are_compared(make_run: MakeRun, tmp_path: Path) -> None:
+def test_several_labels_per_image_are_compared(make_run: MakeRun, tmp_path: Path) -> None:
     many = {"multilabel": True, "classes": ("oedema", "nodule", "mass")}
     compared = compare({name: seeds(make_run, name, 2, **many) for name in ("ccl", "hard")}, draws=50)
     assert read_page(write_comparison(tmp_path / "out", compared)).problems == []

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,16 +14,14 @@ from cclnet import build_method
 from cclnet.methods import METHODS, Classes, methods_for
 from cclnet.report.figures import Figure, kept_at, loss_terms, reliability, risk_coverage, training_curves
 from cclnet.report.html import read_run
+from cclnet.runs.scores import CalibrationStage, Estimate, ReliabilityBin, RiskPoint
 
-SIDE = {
-    "ece": {"value": 0.05, "low": 0.04, "high": 0.06},
-    "aurc": {"value": 0.02, "low": None, "high": None},
-    "reliability": [
-        {"low": 0.4, "high": 0.4667, "images": 10, "confidence": 0.45, "accuracy": 0.2},
-        {"low": 0.8, "high": 0.8667, "images": 90, "confidence": 0.85, "accuracy": 0.9},
-    ],
-    "risk_coverage": [{"coverage": 0.1, "risk": 0.0}, {"coverage": 0.8, "risk": 0.05}, {"coverage": 1.0, "risk": 0.2}],
-}
+SIDE = CalibrationStage(
+    scores={"ece": Estimate(0.05, 0.04, 0.06), "aurc": Estimate(0.02, None, None)},
+    mean_confidence=0.81,
+    reliability=(ReliabilityBin(0.4, 0.4667, 10, 0.45, 0.2), ReliabilityBin(0.8, 0.8667, 90, 0.85, 0.9)),
+    risk_coverage=(RiskPoint(0.1, 0.0), RiskPoint(0.8, 0.05), RiskPoint(1.0, 0.2)),
+)
 
 
 def curves(run: Path, collapse: float | None = 0.55) -> dict[str, Figure]:
@@ -51,7 +50,7 @@ def test_risk_coverage_draws_both_sides_and_reads_the_curve() -> None:
 
 
 def test_a_model_without_an_error_has_a_flat_curve() -> None:
-    perfect = SIDE | {"risk_coverage": [{"coverage": 1.0, "risk": 0.0}]}
+    perfect = replace(SIDE, risk_coverage=(RiskPoint(1.0, 0.0),))
     assert "nan" not in risk_coverage(perfect, None).svg
 
 

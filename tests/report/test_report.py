@@ -18,17 +18,17 @@ from cclnet.report.text import interval_text, value_text
 
 def test_the_page_has_every_number_of_the_headline(make_run: MakeRun) -> None:
     run = make_run()
-    judged = evaluate(run, draws=50)
-    path = write_report(run, judged)
+    scores = evaluate(run, draws=50)
+    path = write_report(run, scores)
     assert path == run / "report.html"
     page, markdown = read_page(path), (run / "report.md").read_text()
     assert page.problems == []
-    for name, number in judged["scores"].items():
+    for name, number in scores.overall.items():
         for text in (page.text, markdown):
-            assert value_text(number["value"], name) in text and interval_text(number, name) in text
+            assert value_text(number.value, name) in text and interval_text(number, name) in text
     assert path.stat().st_size < 1_500_000
     assert page.tags.count("svg") > 8 and "script" not in page.tags
-    assert f"{judged['leak']['images']} of {judged['split']['images']}" in page.text  # the leak audit
+    assert f"{scores.leak.images} of {scores.split.images}" in page.text  # the leak audit
     assert "frozen at epoch 25" in page.text and "split.by group" in page.text
 
 
@@ -57,11 +57,11 @@ def test_thumbnails_of_the_worst_mistakes(make_run: MakeRun, tmp_path: Path) -> 
 
     names = list(open_data(images).names)
     run = make_run(names=names, images=60, data=str(images), skill=0.5)
-    judged = evaluate(run, draws=50)
-    page = read_page(write_report(run, judged))
-    assert page.tags.count("img") == len(judged["mistakes"]) > 5 and page.problems == []
+    scores = evaluate(run, draws=50)
+    page = read_page(write_report(run, scores))
+    assert page.tags.count("img") == len(scores.mistakes) > 5 and page.problems == []
     shutil.rmtree(images)
-    page = read_page(write_report(run, judged))
+    page = read_page(write_report(run, scores))
     assert page.tags.count("img") == 0 and "The pictures are left out" in page.text
 
 
@@ -112,7 +112,7 @@ def test_a_class_without_images_is_named(make_run: MakeRun) -> None:
     frame = pd.read_csv(run / "predictions.csv")
     frame[frame["label"] != "DF"].to_csv(run / "predictions.csv", index=False)
     page = read_page(write_report(run, evaluate(run, draws=50)))
-    assert page.problems == [] and "No image of this part is of class DF" in page.text
+    assert page.problems == [] and "No image of this split is of class DF" in page.text
 
 
 def test_a_single_image_is_reported_without_intervals(make_run: MakeRun, tmp_path: Path) -> None:

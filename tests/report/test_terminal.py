@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 from fake_run import MakeRun
@@ -9,25 +10,26 @@ from rich.console import Console
 from cclnet.evaluation.compare import compare
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.functional import smoothed_labels
-from cclnet.report.terminal import print_comparison, print_judged
+from cclnet.report.terminal import print_comparison, print_scores
 
 
 def test_names_in_brackets_are_no_markup(make_run: MakeRun) -> None:
     run = make_run(classes=("[bold]", "[/red]", "C"), images=60)
     console = Console(file=io.StringIO(), width=200)
-    print_judged(evaluate(run, draws=10), Path("out[1]/report.html"), console)
+    print_scores(evaluate(run, draws=10), Path("out[1]/report.html"), console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "[bold]" in said and "[/red]" in said and "report: out[1]/report.html" in said
 
 
 def test_labels_that_follow_nothing_have_no_rank_correlation(make_run: MakeRun) -> None:
     run = make_run(images=60)
-    judged = evaluate(run, draws=10)
-    size = len(judged["classes"])
-    judged["correlation"]["matrix"] = smoothed_labels(size, 0.5).tolist()
-    judged["model"]["trained"]["data"] = "synthetic"
+    scores = evaluate(run, draws=10)
+    assert scores.soft_labels is not None and scores.model is not None
+    matrix = tuple(map(tuple, smoothed_labels(len(scores.classes), 0.5).tolist()))
+    scores = replace(scores, soft_labels=replace(scores.soft_labels, matrix=matrix))
+    scores.model["trained"]["data"] = "synthetic"
     console = Console(file=io.StringIO(), width=200)
-    print_judged(judged, Path("report.html"), console)
+    print_scores(scores, Path("report.html"), console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "softness" in said and "nan" not in said
 
@@ -37,5 +39,5 @@ def test_a_comparison_prints_its_verdicts_and_warnings(make_run: MakeRun) -> Non
     console = Console(file=io.StringIO(), width=1000)
     print_comparison(compared, Path("comparison.html"), console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "[a] against b" in said and compared["comparisons"][0]["verdict"] in said
-    assert compared["warnings"] and all(f"note: {warning}" in said for warning in compared["warnings"])
+    assert "[a] against b" in said and compared.comparisons[0].verdict in said
+    assert compared.warnings and all(f"note: {warning}" in said for warning in compared.warnings)

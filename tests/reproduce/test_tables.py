@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from made import made_result
 
-from cclnet.evaluation.compare import verdict
+from cclnet.evaluation.compare import Comparison, verdict
 from cclnet.reproduce import seeds as seeds_module
 from cclnet.reproduce.experiments import Cell, tune
 from cclnet.reproduce.paper import table1
@@ -126,13 +127,13 @@ def test_a_difference_reads_the_same_in_its_field_and_in_its_words(
     almost = -0.0005 + 1e-15
     compare = seeds_module.compare
 
-    def compared(*given: Any) -> dict[str, Any]:
-        found = compare(*given, draws=10)
-        for pair in found["comparisons"]:
-            test = pair["metrics"]["accuracy"]
-            test |= {"difference": almost, "low": 5 * almost, "high": -almost}
-            test["verdict"] = verdict("accuracy", "a", "b", test | {"p_holm": 0.5}, (1, 1))
-        return found
+    def compared(*given: Any) -> Comparison:
+        found, pairs = compare(*given, draws=10), []
+        for pair in found.comparisons:
+            test = replace(pair.metrics["accuracy"], difference=almost, low=5 * almost, high=-almost)
+            words = verdict("accuracy", "a", "b", replace(test, p_holm=0.5), (1, 1))
+            pairs.append(replace(pair, metrics=pair.metrics | {"accuracy": replace(test, verdict=words)}))
+        return replace(found, comparisons=tuple(pairs))
 
     monkeypatch.setattr(seeds_module, "compare", compared)
     first = Seeds(tmp_path)

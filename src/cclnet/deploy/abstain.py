@@ -60,7 +60,7 @@ def curve_of_run(folder: Path, temperature: float | None) -> AbstentionCurve:
     """The curve of a run folder, from its predictions of the part that is reported."""
     from cclnet.evaluation.bootstrap import units_of
     from cclnet.evaluation.calibration import with_temperature
-    from cclnet.evaluation.metrics import decisions
+    from cclnet.evaluation.classification import decisions
     from cclnet.runs.folder import open_run
 
     run = open_run(folder)

@@ -1,4 +1,4 @@
-"""The model card: what a model is, what it was judged on and how well it did, and what it is not for."""
+"""The model card: what a model is, what it was evaluated on and how well it did, and what it is not for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cclnet.report.html import in_short, judged_on, read_run, render, what_it_is
+from cclnet.report.html import class_columns, evaluated_on, in_short, read_run, render, what_it_is
 from cclnet.report.text import count_text, duration_text
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import Calibration, ExportInfo, ModelDescription
+from cclnet.runs.scores import Scores
 
 NOT_STATED = (
     "No licence has been stated for these weights: ask who trained them before you pass them on. They come from the "
@@ -23,39 +24,39 @@ SPLITS = {
     "given": "as it came with the data",
 }
 COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
-CALIBRATION_SCORES = ("nll", "brier", "ece", "adaptive_ece", "classwise_ece", "aurc")
 
 
 def model_card(run: Path, description: ModelDescription, calibration: Calibration, licence: str = "") -> str:
-    """The card of a run as Markdown; ``description`` and ``calibration`` are those of what is exported."""
-    judged, exported = RunFolder(run).read_scores(), description.export or ExportInfo()
+    """The card of a run as Markdown; ``description`` and ``calibration`` are those of the exported model."""
+    scores, exported = RunFolder(run).read_scores(), description.export or ExportInfo()
     settings = read_run(run).settings
     content: dict[str, Any] = {
         "name": run.resolve().name,
         "format": exported.format,
         "shape": ", ".join(map(str, description.crop)),
-        "what": _what(judged, description),
-        "in_short": in_short(judged) if judged else [],
+        "what": _what(scores, description),
+        "in_short": in_short(scores) if scores else [],
         "facts": _facts(description, calibration.temperature.value),
         "preparing_note": " (cclnet does it; the last is part of the file)" if exported.done_by_the_file else "",
         "preprocessing": exported.preprocessing,
         "data_words": _data_words(description, settings),
-        "class_rows": _class_rows(judged, description),
+        "class_rows": _class_rows(scores, description),
         "class_count": count_text(len(description.classes), "class", "classes"),
-        "split_words": _split_words(judged, settings),
-        "judged": judged,
-        "judged_on": judged_on(judged) if judged else "",
-        "calibration_scores": CALIBRATION_SCORES,
+        "split_words": _split_words(scores, settings),
+        "scores": scores,
+        "evaluated_on": evaluated_on(scores) if scores else "",
+        "class_scores": class_columns(scores) if scores else [],
+        "calibration_scores": list(scores.calibration.before.scores) if scores else [],
         "licence": licence or NOT_STATED,
-        "limits": list(judged["warnings"]) if judged else [],
+        "limits": list(scores.warnings) if scores else [],
         "made": _made(description, settings),
         **_abstaining(calibration),
     }
     return render("card.md", **content)
 
 
-def _what(judged: Mapping[str, Any] | None, description: ModelDescription) -> str:
-    told = what_it_is(judged) if judged else f"network {description.backbone}"
+def _what(scores: Scores | None, description: ModelDescription) -> str:
+    told = what_it_is(scores) if scores else f"network {description.backbone}"
     kind = "may name several classes for an image" if description.multilabel else "names one class for an image"
     return f"An image classifier ({told}) that {kind} out of {', '.join(description.classes)}."
 
@@ -81,22 +82,23 @@ def _data_words(description: ModelDescription, settings: Mapping[str, Any]) -> s
     return f"Trained on {count_text(description.trained.images or 0, 'image')} of {data}, {start}."
 
 
-def _class_rows(judged: Mapping[str, Any] | None, description: ModelDescription) -> list[dict[str, Any]]:
+def _class_rows(scores: Scores | None, description: ModelDescription) -> list[dict[str, Any]]:
     trained = dict(zip(description.classes, description.class_counts or (), strict=False))
-    held_out = dict(zip(judged["classes"], judged["split"]["class_counts"], strict=True)) if judged else {}
-    return [{"name": n, "trained": trained.get(n, "–"), "judged": held_out.get(n, "–")} for n in description.classes]
+    held_out = dict(zip(scores.classes, scores.split.class_counts, strict=True)) if scores else {}
+    return [{"name": n, "trained": trained.get(n, "–"), "evaluated": held_out.get(n, "–")} for n in description.classes]
 
 
-def _split_words(judged: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> str:
+def _split_words(scores: Scores | None, settings: Mapping[str, Any]) -> str:
     split = settings.get("split") or {}
     by = SPLITS.get(str(split.get("by")), "")
     seed = f" (seed {split['seed']})" if "seed" in split else ""
     how = f"Images were split {by}{seed}. " if by else ""
-    if judged is None:
+    if scores is None:
         return how + "What the model does on held-out images is not known here."
-    leak = judged["leak"]
     return how + (
-        leak["in_words"] if leak else "Whether images of one lesion or patient lie on both sides is not known."
+        scores.leak.in_words
+        if scores.leak
+        else "Whether images of one lesion or patient lie on both sides is not known."
     )
 
 
@@ -106,7 +108,7 @@ def _abstaining(calibration: Calibration) -> dict[str, Any]:
         return {"abstaining": [], "abstaining_on": ""}
     points = [curve.at(coverage=coverage) for coverage in COVERAGES]
     rows = [{"threshold": curve.threshold[p], "coverage": curve.coverage[p], "risk": curve.risk[p]} for p in points]
-    return {"abstaining": rows, "abstaining_on": f"{curve.images:,} images of split '{curve.split}'"}
+    return {"abstaining": rows, "abstaining_on": f"{curve.images:,} images of the split '{curve.split}'"}
 
 
 def _made(description: ModelDescription, settings: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -1,1 +1,1 @@
-"""From predictions.csv to a judgement: scores, calibration, statistics, comparison. No GPU, no training code."""
+"""Evaluation of predictions: metrics with intervals, calibration, statistics, comparison. No GPU, no training code."""

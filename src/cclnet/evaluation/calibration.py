@@ -1,7 +1,7 @@
-"""How far the model's probabilities can be believed: proper scores, calibration errors, risk and coverage.
+"""Calibration: proper scores, calibration errors, risk and coverage, and temperature scaling.
 
-The confidence of a decision is the probability of the predicted class; where an image may carry several labels each
-class is a decision of its own, with confidence max(p, 1 − p), and all N·K of them are taken together.
+The confidence of a decision is the probability of the predicted class. For several labels each class is a decision of
+its own with confidence max(p, 1 − p), and all N·K decisions are pooled.
 
 - nll: mean of ``−log p`` of the true class (several labels: binary, mean over images and classes), p at least 2.2e-16
   as in scikit-learn.
@@ -10,28 +10,32 @@ class is a decision of its own, with confidence max(p, 1 − p), and all N·K of
 - adaptive_ece: the same over 15 bins of equal count (equal confidences stay together).
 - classwise_ece: the same for the probability of each class against its presence, 15 bins of equal width, mean over the
   classes that have an image.
-- aurc: area under the risk-coverage curve: keep the n most confident decisions, take their share of errors, average
-  over n = 1..N. Equally confident decisions are kept in random order, on average.
+- aurc: area under the risk-coverage curve: the error rate of the n most confident decisions, averaged over n = 1..N.
+  Equally confident decisions are kept in random order, in expectation.
+
+Temperature scaling is ``p_T = softmax(log p / T)``: log-probabilities are logits up to a constant that softmax ignores.
+For several labels each probability is the sigmoid of its logit divided by T. T > 1 makes a model less confident. The
+log-likelihood is concave in 1/T, so its only maximum is found by bounded search in log T. T is fitted on images that
+are not reported.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from scipy import optimize, sparse, special
 
 from cclnet.evaluation.bootstrap import Statistic, Units
-from cclnet.evaluation.metrics import BLOCKS, blocks_of, columns, decisions
+from cclnet.evaluation.classification import BLOCKS, Values, blocks_of, columns, decisions
 from cclnet.runs.predictions import Floats, Integers, Predictions
+from cclnet.runs.scores import ReliabilityBin, RiskPoint, Temperature
 
 BINS = 15
 SMALLEST = float(np.finfo(np.float64).eps)
-MEASURES = ("nll", "brier", "ece", "adaptive_ece", "classwise_ece", "aurc")
-BIASED = ("ece", "adaptive_ece", "classwise_ece")  # sums of absolute values: too high, the more the fewer the images
+BOUNDS = (0.01, 100.0)  # of the temperature
 
 
 def confidences(predictions: Predictions) -> tuple[Floats, Floats]:
@@ -42,7 +46,7 @@ def confidences(predictions: Predictions) -> tuple[Floats, Floats]:
 
 
 def losses(predictions: Predictions) -> tuple[Floats, Floats]:
-    """Negative log-likelihood and Brier score of each image, two of [N]."""
+    """Negative log-likelihood and Brier score of each image, both [N]."""
     p, targets = predictions.probabilities, predictions.targets
     square = (p - targets) ** 2
     if predictions.multilabel:
@@ -64,7 +68,7 @@ def equal_count_bins(values: Floats) -> npt.NDArray[np.intp]:
 
 
 def area_under_risk(kept: Floats, wrong: Floats) -> Floats:
-    """AURC [D] from decisions and errors in blocks of equal confidence, two of [D, B], most confident first.
+    """AURC [D] from the decisions and errors in blocks of equal confidence, both [D, B], most confident first.
 
     Within a block the expected errors grow evenly, so the sum over n of ``errors(n) / n`` has the closed form
     ``r c + (E − r n) (H(n + c) − H(n))`` for a block of c decisions with error rate r after n decisions with E errors.
@@ -75,31 +79,30 @@ def area_under_risk(kept: Floats, wrong: Floats) -> Floats:
     return (wrong + (errors - rate * before) * harmonic).sum(axis=1) / kept.sum(axis=1)
 
 
-def measure(predictions: Predictions) -> dict[str, float]:
-    """Each of MEASURES, by name."""
+def calibration_values(predictions: Predictions) -> Values:
+    """The calibration metrics, by name."""
     statistic = calibration_statistic(predictions, exact=True)
     totals = np.asarray(statistic.features.sum(axis=0), dtype=np.float64)[None]
     return {name: float(value[0]) for name, value in statistic.scores(totals).items()}
 
 
 def calibration_statistic(predictions: Predictions, exact: bool = False) -> Statistic:
-    """MEASURES as functions of totals; bins are those of the whole part, whatever is drawn. The risk-coverage curve
-    takes neighbouring confidences for equal beyond BLOCKS of them, unless ``exact``."""
+    """The calibration metrics as functions of totals. The bins are those of all images, in every draw. Beyond BLOCKS
+    distinct confidences, the risk-coverage curve counts neighbouring ones as equal, unless ``exact``."""
     confidence, right = confidences(predictions)
-    each = 1 if right.ndim == 1 else right.shape[1]  # decisions an image
+    each = 1 if right.ndim == 1 else right.shape[1]  # decisions per image
     flat, hit = confidence.ravel(), right.ravel()
-    gap, block_gap = equal_width_bins(flat), equal_count_bins(flat)
     block, blocks = blocks_of(-flat, len(flat) if exact else BLOCKS)
     pooled = [
-        columns(gap, BINS, hit - flat),
-        columns(block_gap, BINS, hit - flat),
+        columns(equal_width_bins(flat), BINS, hit - flat),
+        columns(equal_count_bins(flat), BINS, hit - flat),
         columns(block, blocks),
         columns(block, blocks, 1 - hit),
     ]
-    owner = columns(np.repeat(np.arange(len(right)), each), len(right)).T  # image from its decisions
+    owner = columns(np.repeat(np.arange(len(right)), each), len(right)).T  # sums the decisions of an image
     by_class = _class_gaps(predictions)
     of_image = sparse.csr_array(np.column_stack([np.ones(len(right)), *losses(predictions)]))
-    features = sparse.hstack([of_image, by_class, *(owner @ part for part in pooled)], format="csr")
+    features = sparse.hstack([of_image, by_class, *(owner @ own for own in pooled)], format="csr")
     ends = np.cumsum([3, by_class.shape[1], BINS, BINS, blocks])
 
     def scores(totals: Floats) -> dict[str, Floats]:
@@ -122,62 +125,33 @@ def _class_gaps(predictions: Predictions) -> sparse.csr_array:
     """Presence minus probability in the bins of each class that has an image, [N, present · 15]."""
     p, targets = predictions.probabilities, predictions.targets
     present = np.flatnonzero(predictions.class_counts)
-    parts = [columns(equal_width_bins(p[:, k]), BINS, targets[:, k] - p[:, k]) for k in present]
-    return sparse.csr_array(sparse.hstack(parts, format="csr")) if parts else sparse.csr_array((len(p), 0))
+    gaps = [columns(equal_width_bins(p[:, k]), BINS, targets[:, k] - p[:, k]) for k in present]
+    return sparse.csr_array(sparse.hstack(gaps, format="csr")) if gaps else sparse.csr_array((len(p), 0))
 
 
-def reliability(predictions: Predictions) -> list[dict[str, Any]]:
-    """The bins of the ECE that hold a decision: their ends, count, mean confidence and share that is right."""
+def reliability(predictions: Predictions) -> tuple[ReliabilityBin, ...]:
+    """The non-empty bins of the ECE: bounds, number of decisions, mean confidence, accuracy."""
     confidence, right = (values.ravel() for values in confidences(predictions))
     index = equal_width_bins(confidence)
-    count, sure, hit = (np.bincount(index, w, minlength=BINS) for w in (None, confidence, right))
-    return [
-        {
-            "low": b / BINS,
-            "high": (b + 1) / BINS,
-            "images": int(count[b]),
-            "confidence": float(sure[b] / count[b]),
-            "accuracy": float(hit[b] / count[b]),
-        }
-        for b in np.flatnonzero(count)
-    ]
+    count, total, hits = (np.bincount(index, w, minlength=BINS) for w in (None, confidence, right))
+    return tuple(
+        ReliabilityBin(b / BINS, (b + 1) / BINS, int(count[b]), float(total[b] / count[b]), float(hits[b] / count[b]))
+        for b in np.flatnonzero(count).tolist()
+    )
 
 
-def risk_coverage(predictions: Predictions, points: int = 200) -> list[dict[str, float]]:
-    """The share of errors among the most confident decisions, at no more than ``points`` coverages; the last is 1."""
+def risk_coverage(predictions: Predictions, points: int = 200) -> tuple[RiskPoint, ...]:
+    """The error rate among the most confident decisions, at no more than ``points`` coverages; the last is 1."""
     confidence, right = (values.ravel() for values in confidences(predictions))
     block, blocks = blocks_of(-confidence, len(confidence))
     kept: Integers = np.cumsum(np.bincount(block, minlength=blocks))
     wrong = np.cumsum(np.bincount(block, 1 - right, minlength=blocks))
     shown = np.unique(np.linspace(0, blocks - 1, min(points, blocks)).round().astype(np.intp))
-    return [{"coverage": float(kept[b] / kept[-1]), "risk": float(wrong[b] / kept[b])} for b in shown]
-
-
-# One temperature for all images, fitted where nothing is reported.
-#
-# ``p_T = softmax(log p / T)``: log-probabilities are logits up to a constant that softmax does not see. Where an image
-# may carry several labels, each probability is the sigmoid of its logit divided by T. T > 1 makes a model less sure.
-# The
-# log-likelihood has one maximum in T (it is concave in 1/T), found by bounded search in log T.
-
-
-BOUNDS = (0.01, 100.0)
-
-
-@dataclass(frozen=True)
-class Temperature:
-    """A fitted temperature and the reported predictions after it; ``value`` None where none could be fitted."""
-
-    value: float | None
-    fitted_on: str | None
-    images: int
-    halves: tuple[float, float] | None
-    after: Predictions | None
-    in_words: str
+    return tuple(RiskPoint(float(kept[b] / kept[-1]), float(wrong[b] / kept[b])) for b in shown)
 
 
 def logits_of(predictions: Predictions) -> Floats:
-    """Logits [N, K] that give the probabilities; those of 0 (and 1) are held at what float64 can tell from them."""
+    """Logits [N, K] of the probabilities, which are first clipped away from 0 (and 1) by the float64 epsilon."""
     p = np.clip(predictions.probabilities, SMALLEST, 1 - SMALLEST if predictions.multilabel else 1.0)
     return special.logit(p) if predictions.multilabel else np.log(p)
 
@@ -192,12 +166,12 @@ def with_temperature(predictions: Predictions, temperature: float | Floats) -> P
 
 
 def fit_temperature(predictions: Predictions) -> float:
-    """The temperature with the highest likelihood; NaN where there is no best one (nothing is wrong, or nothing right).
+    """The temperature with the highest likelihood; NaN where there is none (no decision is wrong, or none right).
 
-    >>> sure = np.full((10, 2), [0.9, 0.1])  # .9 sure, right seven times of ten
+    >>> p = np.full((10, 2), [0.9, 0.1])  # confidence 0.9, accuracy 0.7
     >>> labels = np.array([0, 0, 0, 0, 0, 0, 0, 1, 1, 1])
-    >>> fitted = fit_temperature(Predictions(np.arange(10).astype(str), labels, sure, ("a", "b")))
-    >>> round(fitted, 3)  # logit(.9) / logit(.7)
+    >>> made = Predictions(np.arange(10).astype(str), labels, p, ("a", "b"))
+    >>> round(fit_temperature(made), 3)  # logit(0.9) / logit(0.7)
     2.593
     """
     logits, targets = logits_of(predictions), predictions.targets
@@ -222,38 +196,42 @@ def halves_of(units: Units, seed: int) -> npt.NDArray[np.bool_]:
     return (order % 2 == 1)[units.index]
 
 
-def fitting_split(predictions: Predictions, part: str) -> str | None:
-    """Where to fit a temperature when ``part`` is reported: "calibration" if there, else "val" beside a reported
-    test part, else nowhere. What was trained on is no place to fit: the model is too sure there."""
-    there = () if predictions.splits is None else set(predictions.splits.tolist())
-    return next((name for name in ("calibration", "val") if name in there and part not in (name, "all")), None)
+def fitting_split(predictions: Predictions, reported: str) -> str | None:
+    """The split to fit the temperature on: "calibration" if there is one, else "val" beside a reported test split, else
+    None. Never the training split, where the model is overconfident."""
+    splits = () if predictions.splits is None else set(predictions.splits.tolist())
+    return next((name for name in ("calibration", "val") if name in splits and reported not in (name, "all")), None)
 
 
-def calibrate(reported: Predictions, part: str | None, fitting: Predictions, units: Units, seed: int) -> Temperature:
-    """Fit on the predictions ``fitting`` of the ``part`` that was set aside; where there is none (None), cross-fit: two
-    halves of what is reported, by its ``units``, each judged with the temperature of the other, their geometric mean
-    kept."""
-    if part is not None:
+def calibrate(
+    reported: Predictions, split: str | None, fitting: Predictions, units: Units, seed: int
+) -> tuple[Temperature, Predictions | None]:
+    """The temperature, and the reported predictions after it (None where none could be fitted).
+
+    It is fitted on the predictions ``fitting`` of ``split``. Where that is None, it is cross-fitted: each half of the
+    reported ``units`` is scaled by the temperature of the other half, and the geometric mean of the two is kept.
+    """
+    if split is not None:
         value = fit_temperature(fitting)
         if math.isnan(value):
-            return _not_fitted(f"the part '{part}' ({len(fitting):,} images)")
-        words = f"One temperature, {value:.3g}, fitted on the {len(fitting):,} images of the part '{part}'."
-        return Temperature(value, part, len(fitting), None, with_temperature(reported, value), words)
+            return _not_fitted(f"the split '{split}' ({len(fitting):,} images)"), None
+        words = f"One temperature, {value:.3g}, fitted on the {len(fitting):,} images of the split '{split}'."
+        return Temperature(value, split, len(fitting), None, words), with_temperature(reported, value)
     second = halves_of(units, seed)
     if not second.any() or second.all():
-        return _not_fitted(f"a single one of the {units.kind}, which has no two halves")
+        return _not_fitted(f"a single one of the {units.kind}, which has no two halves"), None
     first_value, second_value = (fit_temperature(reported.select(half)) for half in (~second, second))
     if math.isnan(first_value) or math.isnan(second_value):
-        return _not_fitted(f"one half of the reported part ({len(reported):,} images in all)")
+        return _not_fitted(f"one half of the reported split ({len(reported):,} images in all)"), None
     value = math.sqrt(first_value * second_value)
     words = (
-        f"No part was set aside for calibration: each half of the reported part (by {units.kind}) is judged with the "
+        f"No split was set aside for calibration: each half of the reported split (by {units.kind}) is scaled by the "
         f"temperature fitted on the other, {first_value:.3g} and {second_value:.3g}; their mean, {value:.3g}, is kept."
     )
     after = with_temperature(reported, np.where(second, first_value, second_value))
-    return Temperature(value, "cross-fitted halves", len(reported), (first_value, second_value), after, words)
+    return Temperature(value, "cross-fitted halves", len(reported), (first_value, second_value), words), after
 
 
 def _not_fitted(where: str) -> Temperature:
     words = f"No temperature could be fitted on {where}: there is no best one between {BOUNDS[0]:g} and {BOUNDS[1]:g}."
-    return Temperature(None, None, 0, None, None, words)
+    return Temperature(None, None, 0, None, words)

@@ -1,279 +1,391 @@
-"""The scores once more, as functions of totals: what a bootstrap draw needs (see bootstrap.py).
+"""The metric registry: everything that the rest of cclnet knows about a metric.
 
-Same definitions as scores.py, in which a class that vanishes from a draw is left out of that draw's macro means.
-Rankings (AUROC, average precision) come from a histogram of the probabilities of each class, exact where a class
-has at most BLOCKS distinct probabilities; beyond that, neighbours among them count as equal, which is nothing
-beside the spread between draws.
+scores.json, the intervals, comparisons and their verdicts, the HTML report, the terminal, sweep results and the model
+card all derive from it. A new metric needs one entry. From outside the package::
+
+    from cclnet.evaluation.metrics import Metric, register
+
+    def error_rate(predictions):
+        return float((predictions.probabilities.argmax(axis=1) != predictions.labels).mean())
+
+    register(Metric("error_rate", "Error rate", "Share of images that are misclassified.", error_rate,
+                    higher_is_better=False, unit="percent", tasks=("single-label",)))
+
+It then appears in scores.json, the report, the terminal and comparisons. Such a function is recomputed on the resampled
+images of every bootstrap draw, which takes as many calls as there are draws. Where that is too slow, give a ``Family``
+with a statistic of totals (see bootstrap.py), as the built-in metrics do.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
-from scipy import sparse
-from sklearn import metrics
 
-from cclnet.evaluation.bootstrap import Statistic
+from cclnet.errors import InputError
+from cclnet.evaluation.bootstrap import Resampled, Statistic, Units, bootstrap, interval, units_with
+from cclnet.evaluation.calibration import calibration_statistic, calibration_values
+from cclnet.evaluation.classification import (
+    TOP_K,
+    Values,
+    decision_statistic,
+    decision_values,
+    predicted_classes,
+    ranking_statistic,
+    ranking_values,
+)
 from cclnet.runs.predictions import Floats, Integers, Predictions
+from cclnet.runs.scores import Estimate
 
-# How often the model is right: scores of single-label and multi-label predictions, by scikit-learn.
-#
-# What a macro mean runs over: the classes that have an image in the part. A class without one is named and left out
-# (it has no recall, and an F1 of zero would only say that it was not there). When the model predicts such a class the
-# image still counts as missed by its true class and against accuracy and kappa, but no score of the absent class enters
-# a mean. A class that is there but never predicted has F1, Jaccard and recall 0, which do count, and no precision.
-# Undefined scores are NaN. Predictions are the most probable class (the first of a tie), or p ≥ .5 for several labels.
-
-
-TOP_K = (2, 3, 5)
-PER_CLASS = ("precision", "recall", "f1", "jaccard", "auroc", "average_precision")
+Task = str  # "single-label" or "multi-label"
+Bounds = tuple[float, float]
+SINGLE: tuple[Task, ...] = ("single-label",)
+MULTI: tuple[Task, ...] = ("multi-label",)
+BOTH: tuple[Task, ...] = ("single-label", "multi-label")
+AFTER = "_calibrated"  # ends the name of a metric after temperature scaling
 
 
-def decisions(predictions: Predictions) -> npt.NDArray[np.int64] | npt.NDArray[np.uint8]:
-    """Predicted class indices [N], or zeros and ones [N, K] at .5 for several labels."""
-    if predictions.multilabel:
-        return (predictions.probabilities >= 0.5).astype(np.uint8)
-    return predictions.probabilities.argmax(axis=1)
+@dataclass(frozen=True)
+class Family:
+    """Metrics that are computed together.
 
-
-def place_of_label(predictions: Predictions) -> Integers:
-    """How many classes come before the true one, [N]: 0 where the prediction is right.
-
-    Among equal probabilities the first class comes first, as in argmax.
+    Attributes:
+        values: point estimates by metric name, a float, or [K] for one per class. A name that is left out does not
+            apply to these predictions.
+        statistic: the same as functions of totals, for the bootstrap.
     """
-    p, labels = predictions.probabilities, predictions.labels
-    own = p[np.arange(len(labels)), labels][:, None]
-    earlier = np.arange(predictions.num_classes) < labels[:, None]
-    return ((p > own) | ((p == own) & earlier)).sum(axis=1)
+
+    values: Callable[[Predictions], Values]
+    statistic: Callable[[Predictions], Statistic]
 
 
-def confusion(predictions: Predictions) -> Integers:
-    """Counts [K, K], row: true class, column: predicted."""
-    classes = np.arange(predictions.num_classes)
-    return metrics.confusion_matrix(predictions.labels, decisions(predictions), labels=classes)
+@dataclass(frozen=True)
+class Metric:
+    """One metric.
 
-
-def score(predictions: Predictions) -> tuple[dict[str, float], dict[str, Floats]]:
-    """The scores of the whole part by name, and those of each class: every one of PER_CLASS as [K]."""
-    table = per_class(predictions)
-    means = {"macro_auroc": _mean(table["auroc"]), "mean_average_precision": _mean(table["average_precision"])}
-    scores = _multilabel(predictions, means) if predictions.multilabel else _single_label(predictions, means)
-    return {name: float(value) for name, value in scores.items()}, table
-
-
-def _mean(values: Floats) -> float:
-    """Over the classes that have the score; NaN when none has."""
-    defined = values[np.isfinite(values)]
-    return float(defined.mean()) if len(defined) else math.nan
-
-
-def _single_label(predictions: Predictions, ranking_means: dict[str, float]) -> dict[str, float]:
-    labels, predicted = predictions.labels, decisions(predictions)
-    classes, present = np.arange(predictions.num_classes), np.flatnonzero(predictions.class_counts)
-    macro = {"labels": present, "average": "macro", "zero_division": 0}
-    constant = (labels == labels[0]).all() and (predicted == labels[0]).all()  # agreement by chance is certain: 0/0
-    scores = {
-        "accuracy": metrics.accuracy_score(labels, predicted),
-        "balanced_accuracy": metrics.recall_score(labels, predicted, **macro),
-        "macro_f1": metrics.f1_score(labels, predicted, **macro),
-        "kappa": math.nan if constant else metrics.cohen_kappa_score(labels, predicted, labels=classes),
-        "macro_jaccard": metrics.jaccard_score(labels, predicted, **macro),
-    }
-    place = place_of_label(predictions)
-    top = {f"top_{k}_accuracy": float((place < k).mean()) for k in TOP_K if k < predictions.num_classes}
-    return scores | ranking_means | top
-
-
-def _multilabel(predictions: Predictions, ranking_means: dict[str, float]) -> dict[str, float]:
-    targets, predicted = predictions.targets, decisions(predictions)
-    present = np.flatnonzero(predictions.class_counts)
-    f1 = math.nan  # without a label anywhere there is nothing to find
-    if len(present):
-        f1 = metrics.f1_score(targets, predicted, labels=present, average="macro", zero_division=0)
-    return {
-        "mean_average_precision": ranking_means["mean_average_precision"],
-        "macro_auroc": ranking_means["macro_auroc"],
-        "macro_f1": f1,
-        "micro_f1": metrics.f1_score(targets, predicted, average="micro", zero_division=np.nan),
-        "subset_accuracy": metrics.accuracy_score(targets, predicted),
-        "hamming_loss": metrics.hamming_loss(targets, predicted),
-    }
-
-
-def per_class(predictions: Predictions) -> dict[str, Floats]:
-    """Each of PER_CLASS as [K], NaN for a class without an image; with "support" and "predicted", the counts."""
-    targets, predicted = predictions.targets, decisions(predictions)
-    if not predictions.multilabel:
-        predicted = (predicted[:, None] == np.arange(predictions.num_classes)).astype(np.uint8)
-    absent = predictions.class_counts == 0
-    precision, recall, f1, _ = metrics.precision_recall_fscore_support(targets, predicted, zero_division=np.nan)
-    table = {
-        "precision": precision,
-        "recall": recall,
-        "f1": f1,
-        "jaccard": metrics.jaccard_score(targets, predicted, average=None, zero_division=0),
-    }
-    table = {name: np.where(absent, np.nan, values) for name, values in table.items()}
-    table["auroc"], table["average_precision"] = ranking(predictions)
-    return table | {"support": predictions.class_counts, "predicted": predicted.sum(axis=0, dtype=np.int64)}
-
-
-def ranking(predictions: Predictions) -> tuple[Floats, Floats]:
-    """Area under the ROC curve and average precision of each class against the rest, two of [K]."""
-    targets, count = predictions.targets, len(predictions)
-    auroc, precision = np.full((2, predictions.num_classes), np.nan)
-    for k, positives in enumerate(predictions.class_counts):
-        if positives:
-            precision[k] = metrics.average_precision_score(targets[:, k], predictions.probabilities[:, k])
-        if 0 < positives < count:
-            auroc[k] = metrics.roc_auc_score(targets[:, k], predictions.probabilities[:, k])
-    return auroc, precision
-
-
-BLOCKS = 250
-
-Bools = npt.NDArray[np.bool_]
-
-
-def columns(index: npt.NDArray[np.intp], count: int, values: Floats | None = None) -> sparse.csr_array:
-    """Sparse [N, count] with one entry a row: ``values`` (or ones) in the column of ``index``."""
-    size = len(index)
-    return sparse.csr_array((np.ones(size) if values is None else values, index, np.arange(size + 1)), (size, count))
-
-
-def blocks_of(values: Floats, limit: int = BLOCKS) -> tuple[npt.NDArray[np.intp], int]:
-    """Number the values in rising order, equal ones alike, [N], and how many numbers there are.
-
-    Beyond ``limit`` distinct values, neighbours share a number so that all hold about the same count.
+    Attributes:
+        name: key in scores.json.
+        title: heads a table.
+        description: one sentence.
+        source: a function of the predictions that returns a float (``per_class``: [K]), NaN where undefined; or the
+            family that computes it under its name.
+        short: name in a sentence; by default the name with spaces.
+        higher_is_better: direction.
+        bounds: smallest and largest value; a mapping if they depend on the task.
+        unit: "percent" shows 0.862 as 86.2%, "fraction" as 0.862, both with differences in points of 0.01; "own" shows
+            values and differences as they are.
+        tasks: where it is defined.
+        per_class: one value per class instead of one overall.
+        calibration: depends on the confidence, so it is computed before and after temperature scaling.
+        biased: a calibration error, whose estimate is biased upwards.
+        trials: for a proportion, the number of units (per_class: [K]) that it is computed from. At 0 or 1 it then has
+            the exact binomial interval.
+        compared: whether runs are compared by it.
+        compared_after: whether they are also compared by it after temperature scaling.
+        headline: tasks in which it is shown where space is short (tiles, terminal, sweep results).
+        primary: tasks in which it comes first and overall verdicts are about it.
     """
-    levels = np.unique(values)
-    if len(levels) > limit:
-        levels = np.unique(np.sort(values)[np.arange(limit) * len(values) // limit])
-    return np.searchsorted(levels, values, side="right") - 1, len(levels)
+
+    name: str
+    title: str
+    description: str
+    source: Family | Callable[[Predictions], float | Floats]
+    short: str = ""
+    higher_is_better: bool = True
+    bounds: Bounds | Mapping[Task, Bounds] = (0.0, 1.0)
+    unit: Literal["percent", "fraction", "own"] = "fraction"
+    tasks: tuple[Task, ...] = BOTH
+    per_class: bool = False
+    calibration: bool = False
+    biased: bool = False
+    trials: Callable[[Predictions, Units], int | Integers] | None = None
+    compared: bool = True
+    compared_after: bool = False
+    headline: tuple[Task, ...] = BOTH
+    primary: tuple[Task, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.short:
+            object.__setattr__(self, "short", self.name.replace("_", " "))
+
+    def bounds_for(self, task: Task) -> Bounds:
+        return self.bounds[task] if isinstance(self.bounds, Mapping) else self.bounds
+
+    def after_temperature(self) -> Metric:
+        """The same metric after temperature scaling, as comparisons name it."""
+        return replace(
+            self,
+            name=self.name + AFTER,
+            title=f"{self.title} after temperature",
+            short=f"{self.short} after temperature",
+            compared=self.compared_after,
+        )
 
 
-def mean_where(values: Floats, defined: Bools) -> Floats:
-    """Mean over the last axis of the defined entries; NaN where there are none."""
-    with np.errstate(invalid="ignore"):
-        return np.where(defined, values, 0.0).sum(axis=-1) / defined.sum(axis=-1)
+_registry: dict[str, Metric] = {}
 
 
-def ratio(above: Floats, below: Floats) -> Floats:
-    """``above / below``, NaN where 0/0."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return above / below
+def register(metric: Metric) -> Metric:
+    """Add a metric; a name that is taken is refused."""
+    if metric.name in _registry:
+        raise InputError(f"a metric '{metric.name}' is registered already; choose another name.")
+    if metric.per_class and metric.calibration:
+        raise InputError(f"metric '{metric.name}': calibration metrics are overall, not per class.")
+    _registry[metric.name] = metric
+    return metric
 
 
-def counted_scores(right: Floats, actual: Floats, predicted: Floats) -> dict[str, Floats]:
-    """Scores from counts [D, K]: images of each class that were found, that there are, that were predicted."""
-    there = actual > 0
-    by_class = {
-        "precision": np.where(there, ratio(right, predicted), np.nan),
-        "recall": ratio(right, actual),
-        "f1": np.where(there, ratio(2 * right, actual + predicted), np.nan),
-        "jaccard": np.where(there, ratio(right, actual + predicted - right), np.nan),
-    }
-    means = {f"macro_{name}": mean_where(by_class[name], there) for name in ("recall", "f1", "jaccard")}
-    return by_class | means
+def unregister(name: str) -> None:
+    """Remove a metric."""
+    if name not in _registry:
+        raise InputError(f"there is no metric '{name}'.")
+    del _registry[name]
 
 
-def confusion_scores(counts: Floats) -> dict[str, Floats]:
-    """Scores of confusion matrices [D, K, K] (row: true class): the paper's four, balanced accuracy, per class."""
-    right = np.diagonal(counts, axis1=1, axis2=2)
-    actual, predicted = counts.sum(axis=2), counts.sum(axis=1)
-    total = actual.sum(axis=1)
-    scores = counted_scores(right, actual, predicted)
-    accuracy = ratio(right.sum(axis=1), total)
-    by_chance = ratio((actual * predicted).sum(axis=1), total**2)
-    scores |= {"accuracy": accuracy, "kappa": ratio(accuracy - by_chance, 1 - by_chance)}
-    return scores | {"balanced_accuracy": scores.pop("macro_recall")}
+def find(name: str) -> Metric:
+    """The metric of this name, also "ece_calibrated". One that is not registered here (a scores.json may come from
+    elsewhere) is described by its name alone.
 
-
-def ranking_scores(negatives: Floats, positives: Floats) -> tuple[Floats, Floats]:
-    """AUROC and average precision [D] from histograms [D, B] of the probabilities, lowest block first.
-
-    ``AUROC = Σ_b pos_b (neg below b + neg_b / 2) / (P N)``; ``AP = Σ_b pos_b/P · precision at the threshold of b``.
+    >>> find("ece_calibrated").title, find("top_3_accuracy").title, find("new_score").title
+    ('Calibration error after temperature', 'Top-3 accuracy', 'New score')
     """
-    below = np.cumsum(negatives, axis=1) - negatives
-    count = positives.sum(axis=1)
-    auroc = ratio((positives * (below + negatives / 2)).sum(axis=1), count * negatives.sum(axis=1))
-    true = np.cumsum(positives[:, ::-1], axis=1)[:, ::-1]
-    false = np.cumsum(negatives[:, ::-1], axis=1)[:, ::-1]
-    precision = np.divide(true, true + false, out=np.zeros_like(true), where=true > 0)
-    return auroc, ratio((positives * precision).sum(axis=1), count)
+    if name in _registry:
+        return _registry[name]
+    plain = name.removesuffix(AFTER)
+    if plain in _registry and _registry[plain].calibration:
+        return _registry[plain].after_temperature()
+    return Metric(name, name.replace("_", " ").capitalize(), "", lambda predictions: math.nan)
 
 
-def decision_statistic(predictions: Predictions) -> Statistic:
-    """Everything that follows from what was decided, not from how sure the model was."""
-    return _multilabel_decisions(predictions) if predictions.multilabel else _single_label_decisions(predictions)
+def task_of(predictions: Predictions) -> Task:
+    return "multi-label" if predictions.multilabel else "single-label"
 
 
-def _single_label_decisions(predictions: Predictions) -> Statistic:
-    size = predictions.num_classes
-    top = [k for k in TOP_K if k < size]
-    place = place_of_label(predictions)
-    cells = columns(np.asarray(predictions.labels * size + decisions(predictions), np.intp), size * size)
-    hits = sparse.csr_array((place[:, None] < np.array([*top, size])).astype(np.float64))
-
-    def scores(totals: Floats) -> dict[str, Floats]:
-        found = confusion_scores(totals[:, : size * size].reshape(-1, size, size))
-        shares = totals[:, size * size : -1] / totals[:, -1:]  # the last column holds every image
-        return found | {f"top_{k}_accuracy": shares[:, i] for i, k in enumerate(top)}
-
-    return Statistic(sparse.csr_array(sparse.hstack([cells, hits], format="csr")), scores)
+def metrics_for(task: Task) -> list[Metric]:
+    """All metrics of a task in the order of registration, the primary one first."""
+    own = [metric for metric in _registry.values() if task in metric.tasks]
+    return sorted(own, key=lambda metric: task not in metric.primary)
 
 
-def _multilabel_decisions(predictions: Predictions) -> Statistic:
-    targets, predicted = predictions.targets, decisions(predictions)
-    size = predictions.num_classes
-    whole = (targets == predicted).all(axis=1)
-    counts = np.column_stack([targets & predicted, targets, predicted, whole, np.ones(len(targets))])
-
-    def scores(totals: Floats) -> dict[str, Floats]:
-        right, actual, guessed = (totals[:, i * size : (i + 1) * size] for i in range(3))
-        images = totals[:, -1]
-        wrong = (actual + guessed - 2 * right).sum(axis=1)
-        found = counted_scores(right, actual, guessed) | {
-            "micro_f1": ratio(2 * right.sum(axis=1), (actual + guessed).sum(axis=1)),
-            "subset_accuracy": totals[:, -2] / images,
-            "hamming_loss": wrong / (images * size),
-        }
-        return {name: value for name, value in found.items() if name not in ("macro_recall", "macro_jaccard")}
-
-    return Statistic(sparse.csr_array(counts.astype(np.float64)), scores)
+def overall_metrics(task: Task) -> list[Metric]:
+    return [metric for metric in metrics_for(task) if not (metric.per_class or metric.calibration)]
 
 
-def ranking_statistic(predictions: Predictions) -> Statistic:
-    """AUROC and average precision of each class, and their means."""
-    targets, features, counts = predictions.targets, [], []
-    for k in range(predictions.num_classes):
-        block, count = _ranking_blocks(predictions.probabilities[:, k], targets[:, k] == 1)
-        features.append(columns(2 * block + targets[:, k], 2 * count))
-        counts.append(count)
-    ends = 2 * np.cumsum(counts)
-
-    def scores(totals: Floats) -> dict[str, Floats]:
-        histograms = [part.reshape(len(totals), -1, 2) for part in np.split(totals, ends[:-1], axis=1)]
-        pairs = [ranking_scores(h[:, :, 0], h[:, :, 1]) for h in histograms]
-        auroc, precision = (np.column_stack(part) for part in zip(*pairs, strict=True))
-        return {
-            "auroc": auroc,
-            "average_precision": precision,
-            "macro_auroc": mean_where(auroc, np.isfinite(auroc)),
-            "mean_average_precision": mean_where(precision, np.isfinite(precision)),
-        }
-
-    return Statistic(sparse.csr_array(sparse.hstack(features, format="csr")), scores)
+def class_metrics(task: Task) -> list[Metric]:
+    return [metric for metric in metrics_for(task) if metric.per_class]
 
 
-def _ranking_blocks(values: Floats, positive: Bools) -> tuple[npt.NDArray[np.intp], int]:
-    """As ``blocks_of``, with half of the blocks cut at the positives: where a class is rare its average precision
-    hangs on the few values at the top."""
-    levels = np.unique(values)
-    if len(levels) > BLOCKS:
-        halves = [np.sort(part) for part in (values[positive], values[~positive]) if len(part)]
-        cuts = [half[np.arange(BLOCKS // 2) * len(half) // (BLOCKS // 2)] for half in halves]
-        levels = np.unique(np.concatenate([*cuts, [-np.inf]]))
-    return np.searchsorted(levels, values, side="right") - 1, len(levels)
+def calibration_metrics(task: Task) -> list[Metric]:
+    return [metric for metric in metrics_for(task) if metric.calibration]
+
+
+def compared_metrics(task: Task) -> list[Metric]:
+    """What runs are compared by: overall, then calibration, then after temperature scaling."""
+    calibration = calibration_metrics(task)
+    after = [metric.after_temperature() for metric in calibration]
+    return [metric for metric in (*overall_metrics(task), *calibration, *after) if metric.compared]
+
+
+def headline_metrics(task: Task) -> list[Metric]:
+    """What is shown where space is short: overall metrics, then calibration."""
+    own = (*overall_metrics(task), *calibration_metrics(task))
+    return [metric for metric in own if task in metric.headline]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A metric on some predictions: its point estimate and its bootstrap draws (first axis), [K] and [D, K] if it is
+    one per class."""
+
+    metric: Metric
+    value: float | Floats
+    draws: Floats
+
+    def estimates(self, predictions: Predictions, units: Units) -> list[Estimate]:
+        """The value with its interval; one per class for a metric of classes."""
+        trials = None if self.metric.trials is None else np.atleast_1d(self.metric.trials(predictions, units))
+        values, draws = np.atleast_1d(self.value), self.draws.reshape(len(self.draws), -1)
+        return [
+            estimate(
+                self.metric,
+                float(value),
+                draws[:, k],
+                units,
+                task_of(predictions),
+                None if trials is None else int(trials[k]),
+            )
+            for k, value in enumerate(values)
+        ]
+
+
+def estimate(
+    metric: Metric, value: float, draws: Floats, units: Units, task: Task, trials: int | None = None
+) -> Estimate:
+    """A value with the interval of its draws [D]; None where undefined."""
+    low, high = interval(value, draws, units.count, metric.bounds_for(task), trials, biased=metric.biased)
+    return Estimate(*(None if math.isnan(x) else float(x) for x in (value, low, high)))
+
+
+def point_estimates(predictions: Predictions, metrics: Sequence[Metric]) -> Values:
+    """The values of metrics by name, [K] for one per class. Metrics of one family are computed once, together; a metric
+    that does not apply to these predictions is left out."""
+    values: Values = {}
+    for family in _families(metrics):
+        values |= family.values(predictions)
+    values |= {m.name: m.source(predictions) for m in metrics if not isinstance(m.source, Family)}
+    return {metric.name: values[metric.name] for metric in metrics if metric.name in values}
+
+
+def compute(
+    stages: Sequence[tuple[Predictions, Sequence[Metric]]], units: Units, draws: int, seed: int
+) -> list[dict[str, Sample]]:
+    """For each stage (predictions and the metrics to compute on them) the samples by metric name. All stages get the
+    same bootstrap draws."""
+    statistics: list[Statistic | Resampled] = []
+    ends = [0]
+    for predictions, metrics in stages:
+        statistics += [family.statistic(predictions) for family in _families(metrics)]
+        statistics += [Resampled(m.name, predictions, m.source) for m in metrics if not isinstance(m.source, Family)]
+        ends.append(len(statistics))
+    drawn = bootstrap(statistics, units, draws, seed)
+    samples = []
+    for (predictions, metrics), begin, end in zip(stages, ends, ends[1:], strict=False):
+        of_stage = {name: own for family in drawn[begin:end] for name, own in family.items()}
+        values = point_estimates(predictions, metrics)
+        samples.append({m.name: Sample(m, values[m.name], of_stage[m.name]) for m in metrics if m.name in values})
+    return samples
+
+
+def _families(metrics: Sequence[Metric]) -> list[Family]:
+    return list(dict.fromkeys(metric.source for metric in metrics if isinstance(metric.source, Family)))
+
+
+def _all_units(predictions: Predictions, units: Units) -> int:
+    return units.count
+
+
+def _units_of_class(predictions: Predictions, units: Units) -> Integers:
+    return units_with(predictions.targets == 1, units)
+
+
+def _units_of_prediction(predictions: Predictions, units: Units) -> Integers:
+    return units_with(predicted_classes(predictions) == 1, units)
+
+
+DECISIONS = Family(decision_values, decision_statistic)
+RANKING = Family(ranking_values, ranking_statistic)
+CALIBRATION = Family(calibration_values, calibration_statistic)
+
+for _metric in (
+    # Overall
+    Metric(
+        "accuracy", "Accuracy", "Share of images whose most probable class is the right one.", DECISIONS,
+        unit="percent", tasks=SINGLE, trials=_all_units, primary=SINGLE,
+    ),
+    Metric(
+        "balanced_accuracy", "Balanced accuracy",
+        "Mean of the recalls of the classes: a rare class counts as much as a common one.", DECISIONS,
+        unit="percent", tasks=SINGLE,
+    ),
+    Metric(
+        "macro_f1", "Macro F1", "Mean over classes of F1, which is high only where precision and recall both are.",
+        DECISIONS, short="macro F1",
+    ),
+    Metric(
+        "kappa", "Cohen's kappa", "Agreement with the labels beyond chance: 0 is chance, 1 is perfect.", DECISIONS,
+        bounds=(-1.0, 1.0), tasks=SINGLE,
+    ),
+    Metric(
+        "macro_jaccard", "Macro Jaccard",
+        "Mean over classes of the true positives divided by all images that are, or are predicted as, the class.",
+        DECISIONS, short="macro Jaccard", tasks=SINGLE,
+    ),
+    Metric(
+        "macro_auroc", "Macro AUROC",
+        "Probability that an image of a class is ranked above one of another class, mean over classes; 0.5 is chance.",
+        RANKING, short="macro AUROC",
+    ),
+    Metric(
+        "mean_average_precision", "Mean average precision",
+        "Mean over classes of the precision along the ranking by the probability of the class.", RANKING,
+        headline=MULTI, primary=MULTI,
+    ),
+    *(
+        Metric(
+            f"top_{k}_accuracy", f"Top-{k} accuracy",
+            f"Share of images whose right class is among the {k} most probable.", DECISIONS,
+            unit="percent", tasks=SINGLE, trials=_all_units, compared=False, headline=(),
+        )
+        for k in TOP_K
+    ),
+    Metric(
+        "micro_f1", "Micro F1", "F1 of all labels of all images pooled: common labels count most.", DECISIONS,
+        short="micro F1", tasks=MULTI,
+    ),
+    Metric(
+        "subset_accuracy", "Exact matches", "Share of images whose labels are all right.", DECISIONS,
+        unit="percent", tasks=MULTI, trials=_all_units,
+    ),
+    Metric(
+        "hamming_loss", "Wrong labels", "Share of all label decisions that are wrong.", DECISIONS,
+        higher_is_better=False, unit="percent", tasks=MULTI, trials=_all_units, headline=(),
+    ),
+    # Calibration, before and after temperature scaling
+    Metric(
+        "nll", "Log loss (NLL)",
+        "Mean of -log of the probability of the true class; a confident error costs most.", CALIBRATION,
+        short="NLL", higher_is_better=False, bounds=(0.0, math.inf), unit="own", calibration=True,
+        compared_after=True, headline=(),
+    ),
+    Metric(
+        "brier", "Brier score", "Squared distance of the probabilities from the labels.", CALIBRATION,
+        short="Brier score", higher_is_better=False, bounds={"single-label": (0.0, 2.0), "multi-label": (0.0, 1.0)},
+        unit="own", calibration=True, headline=(),
+    ),
+    Metric(
+        "ece", "Calibration error", "Mean gap between confidence and accuracy, over 15 bins of equal width (ECE).",
+        CALIBRATION, short="ECE", higher_is_better=False, unit="percent", calibration=True, biased=True,
+        compared_after=True,
+    ),
+    Metric(
+        "adaptive_ece", "Adaptive calibration error", "ECE with bins of equally many images.", CALIBRATION,
+        short="adaptive ECE", higher_is_better=False, unit="percent", calibration=True, biased=True, compared=False,
+        headline=(),
+    ),
+    Metric(
+        "classwise_ece", "Class-wise calibration error", "ECE of the probability of each class, mean over classes.",
+        CALIBRATION, short="class-wise ECE", higher_is_better=False, unit="percent", calibration=True, biased=True,
+        compared=False, headline=(),
+    ),
+    Metric(
+        "aurc", "Area under risk-coverage",
+        "Mean error rate when the least confident images are left out one by one.", CALIBRATION,
+        short="AURC", higher_is_better=False, calibration=True, compared=False, headline=(),
+    ),
+    # Per class
+    Metric(
+        "recall", "Recall", "Share of the images of the class that are predicted as it (sensitivity).", DECISIONS,
+        unit="percent", per_class=True, trials=_units_of_class,
+    ),
+    Metric(
+        "precision", "Precision", "Share of the images predicted as the class that are of the class.", DECISIONS,
+        unit="percent", per_class=True, trials=_units_of_prediction,
+    ),
+    Metric("f1", "F1", "Harmonic mean of precision and recall.", DECISIONS, short="F1", per_class=True),
+    Metric(
+        "jaccard", "Jaccard", "True positives divided by all images that are, or are predicted as, the class.",
+        DECISIONS, short="Jaccard", per_class=True, headline=(),
+    ),
+    Metric(
+        "auroc", "AUROC", "Probability that an image of the class is ranked above one that is not.", RANKING,
+        short="AUROC", per_class=True,
+    ),
+    Metric(
+        "average_precision", "Average precision", "Precision along the ranking by the probability of the class.",
+        RANKING, per_class=True,
+    ),
+):  # fmt: skip
+    register(_metric)

@@ -1,21 +1,21 @@
-"""Tests between runs on the same images, and what several seeds allow one to say.
+"""Tests between runs on the same images, over several seeds.
 
-Two things vary: the seed of a run, and the images (or groups) that happened to be tested. A claim about a method must
-survive both. With d_s the difference of two methods at seed s on all images, s = 1..S:
+Two things vary: the seed of a run, and the images (or groups) that were tested. A claim about a method must hold for
+both. With d_s the difference of two methods at seed s on all images, s = 1..S:
 
 - *seeds*: ``V_seed = var(d_s) / S``, S − 1 degrees of freedom (seeds not paired: Welch's);
 - *images*: ``V_image = variance over bootstrap draws of groups of mean_s d_s``, G − 1 degrees of freedom for G groups.
 
 The interval is ``D ± √(t²_{S−1} V_seed + t²_{G−1} V_image)``, D the mean of d_s, and p the level at which it touches 0.
 
-Why not the plain hierarchical bootstrap (draw seeds, then groups), which stands beside it: a bootstrap of S seeds has
-(S − 1)/S of their variance and takes normal for t quantiles, so where seeds are what matters, five of them tell equal
-methods apart in 15% of cases (|t_4| > 1.96 √.8) and not in 5%. Why not one variance with Welch-Satterthwaite degrees of
-freedom: with few seeds their variance is often far too small by luck, and then counts as if the images had settled it.
-Here t² V_seed enters whole, so p is never below that of the t-test over seeds, nor below that of the images alone.
-Errors that a single model makes on single images enter both terms; the test is cautious by that much. Simulated (five
-seeds, 2,000 images in 1,500 groups, seeds moving accuracy by .5 to 1 point): 1 to 3% false alarms, and a gap of two
-points found in 88 to 57% of cases; benchmarks/judging.py measures it.
+Why not the plain hierarchical bootstrap (draw seeds, then groups), which is reported beside it: a bootstrap of S seeds
+has (S − 1)/S of their variance and uses normal instead of t quantiles. Where the variance between seeds dominates, five
+seeds then separate equal methods in 15% of cases (|t_4| > 1.96 √0.8) instead of 5%. Why not one variance with
+Welch-Satterthwaite degrees of freedom: with few seeds their variance is often far too small by chance, and then gets
+the degrees of freedom of the images. Here t² V_seed enters in full, so p is never below that of the t-test over seeds,
+nor below that of the images alone. The errors of a single model on single images enter both terms; the test is
+conservative by that much. Simulated (five seeds, 2,000 images in 1,500 groups, seeds changing accuracy by 0.5 to 1
+point): 1 to 3% false positives, and a gap of two points found in 88 to 57% of cases (benchmarks/judging.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +33,8 @@ from scipy import optimize, stats
 from cclnet.evaluation.bootstrap import LEVEL
 from cclnet.runs.predictions import Floats
 
-EXACT_SEEDS = 16  # 2^16 sign patterns are looked at one by one, beyond that 2^16 random ones
-FEW_DISCORDANT = 25
+EXACT_SEEDS = 16  # up to 2^16 sign patterns are enumerated, beyond that 2^16 are sampled
+FEW_DISCORDANT = 25  # images, below which McNemar's test is exact
 
 
 @dataclass(frozen=True)
@@ -47,26 +46,25 @@ class Spread:
 
 
 def over_seeds(values: Floats) -> Spread:
-    """Of the mean of one value a seed, [S]; S of one says nothing (variance NaN)."""
+    """Spread of the mean of one value per seed, [S]; variance NaN for a single seed."""
     count = len(values)
     return Spread(float(values.var(ddof=1)) / count, count - 1) if count > 1 else Spread(math.nan, 0)
 
 
 def over_seeds_unpaired(a: Floats, b: Floats) -> Spread:
-    """Of mean(a) − mean(b), with Welch's degrees of freedom."""
+    """Spread of mean(a) − mean(b), with Welch's degrees of freedom."""
     first, second = over_seeds(a), over_seeds(b)
     if not (first.freedom and second.freedom):
         return Spread(math.nan, 0)
     variance = first.variance + second.variance
     if variance == 0:
         return Spread(0.0, first.freedom + second.freedom)
-    parts = first.variance**2 / first.freedom + second.variance**2 / second.freedom
-    return Spread(variance, variance**2 / parts)
+    return Spread(variance, variance**2 / (first.variance**2 / first.freedom + second.variance**2 / second.freedom))
 
 
 def over_images(draws: Floats, units: int) -> Spread:
-    """Of a score (or difference) from its bootstrap draws [D] over ``units`` groups. Where every draw gives the same,
-    the images say nothing of how it would vary."""
+    """Spread of a score (or difference) from its bootstrap draws [D] over ``units`` groups; unknown (variance NaN) if
+    all draws are equal."""
     draws = draws[np.isfinite(draws)]
     if units < 2 or len(draws) < 2 or np.ptp(draws) == 0:
         return Spread(math.nan, 0)
@@ -74,7 +72,7 @@ def over_images(draws: Floats, units: int) -> Spread:
 
 
 def reach(spreads: Sequence[Spread], level: float = LEVEL) -> float:
-    """Half the width of the interval: ``√(Σ t² V)`` over the sources of spread; NaN when one is unknown."""
+    """Half the width of the interval: ``√(Σ t² V)`` over the sources of spread; NaN if one is unknown."""
     if any(not s.freedom for s in spreads):
         return math.nan
     return math.sqrt(sum(float(stats.t.ppf((1 + level) / 2, s.freedom)) ** 2 * s.variance for s in spreads))
@@ -99,17 +97,17 @@ def p_value(difference: float, spreads: Sequence[Spread]) -> float:
         terms = [float(stats.t.isf(math.exp(log_p) / 2, s.freedom)) ** 2 * s.variance for s in spreads]
         return math.sqrt(sum(terms)) - abs(difference)
 
-    smallest = math.log(1e-12)  # beyond that the digits mean nothing
+    smallest = math.log(1e-12)  # smaller values have no meaning
     if short_of(smallest) <= 0:
         return 1e-12
     return math.exp(optimize.brentq(short_of, smallest, 0.0, xtol=1e-10))
 
 
 def permutation_test(differences: Floats) -> tuple[float, float, int]:
-    """Exact sign-flip test over seeds: p, the smallest p that S seeds can give (2/2^S), and the patterns looked at.
+    """Exact sign-flip test over seeds: p, the smallest p that S seeds can give (2/2^S), and the number of patterns.
 
-    If the methods are equal each difference d_s might as well have had the other sign; p is the share of sign
-    patterns whose mean is at least as far from zero.
+    If the methods are equal, each difference d_s is as likely with the other sign; p is the share of sign patterns
+    whose mean is at least as far from zero.
 
     >>> permutation_test(np.array([1.0, 2.0, 1.5, 0.5, 3.0]))
     (0.0625, 0.0625, 32)
@@ -119,13 +117,13 @@ def permutation_test(differences: Floats) -> tuple[float, float, int]:
         signs = np.array(list(itertools.product((1.0, -1.0), repeat=count)))
     else:
         signs = np.random.default_rng(0).choice((1.0, -1.0), size=(2**EXACT_SEEDS, count))
-        signs[0] = 1.0  # the pattern that was seen is one of them
+        signs[0] = 1.0  # the observed pattern is one of them
     sums = np.abs(signs @ differences)
     return float((sums >= sums[0] * (1 - 1e-12)).mean()), 2.0 / len(signs), len(signs)
 
 
 def permutation_test_unpaired(a: Floats, b: Floats) -> tuple[float, float, int]:
-    """The same for seeds that are not paired: every way to deal the S_a + S_b values to the two methods."""
+    """The same for seeds that are not paired: over every assignment of the S_a + S_b values to the two methods."""
     together, count = np.concatenate([a, b]), len(a)
     ways = math.comb(len(together), count)
     if ways <= 2**EXACT_SEEDS:
@@ -141,8 +139,8 @@ def permutation_test_unpaired(a: Floats, b: Floats) -> tuple[float, float, int]:
 
 
 def hierarchical_draws(a: Floats, b: Floats, paired: bool, seed: int) -> Floats:
-    """Differences of means in draws over seeds and groups both, [D], from the scores of each run in each draw of
-    groups, a [S_a, D] and b [S_b, D]: within each draw, seeds are drawn with replacement (pairs where paired)."""
+    """Differences of means in draws over both seeds and groups, [D], from the scores of each run in each draw of
+    groups, a [S_a, D] and b [S_b, D]: within each draw, seeds are drawn with replacement (as pairs if paired)."""
     rng = np.random.default_rng((seed, 3))
     draws = np.arange(a.shape[1])[:, None]
     chosen = rng.integers(0, len(a), (len(draws), len(a)))
@@ -151,7 +149,7 @@ def hierarchical_draws(a: Floats, b: Floats, paired: bool, seed: int) -> Floats:
 
 
 def percentile_interval(draws: Floats, level: float = LEVEL) -> tuple[float, float, float]:
-    """Low and high percentile of the draws, and twice the share of them beyond zero (never quite none)."""
+    """Low and high percentile of the draws, and p: twice the share of draws beyond zero (plus one, so never 0)."""
     draws = draws[np.isfinite(draws)]
     if len(draws) < 2:
         return math.nan, math.nan, math.nan
@@ -160,9 +158,17 @@ def percentile_interval(draws: Floats, level: float = LEVEL) -> tuple[float, flo
     return float(low), float(high), min(1.0, 2.0 * float(beyond + 1) / (len(draws) + 1))
 
 
-def mcnemar(right_a: npt.NDArray[np.bool_], right_b: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    """McNemar's test on the images that one model got right and the other did not: exact (binomial) below 25 of
-    them, else χ² with continuity correction. It takes images for independent of each other."""
+@dataclass(frozen=True)
+class McNemarTest:
+    only_a_right: int
+    only_b_right: int
+    p: float
+    kind: str
+
+
+def mcnemar(right_a: npt.NDArray[np.bool_], right_b: npt.NDArray[np.bool_]) -> McNemarTest:
+    """McNemar's test on the images that only one of two models classifies correctly: exact (binomial) below 25 of them,
+    else χ² with continuity correction. It assumes that images are independent of each other."""
     only_a, only_b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
     discordant = only_a + only_b
     if discordant < FEW_DISCORDANT:
@@ -171,7 +177,7 @@ def mcnemar(right_a: npt.NDArray[np.bool_], right_b: npt.NDArray[np.bool_]) -> d
     else:
         p = float(stats.chi2.sf(max(abs(only_a - only_b) - 1, 0) ** 2 / discordant, 1))
         kind = "χ² with continuity correction"
-    return {"only_a_right": only_a, "only_b_right": only_b, "p": p, "kind": kind}
+    return McNemarTest(only_a, only_b, p, kind)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -183,8 +189,8 @@ def holm(p: Sequence[float]) -> list[float]:
     """
     defined = [i for i, value in enumerate(p) if math.isfinite(value)]
     adjusted, highest = [math.nan] * len(p), 0.0
-    for place, i in enumerate(sorted(defined, key=lambda i: p[i])):
-        highest = max(highest, min(1.0, p[i] * (len(defined) - place)))
+    for rank, i in enumerate(sorted(defined, key=lambda i: p[i])):
+        highest = max(highest, min(1.0, p[i] * (len(defined) - rank)))
         adjusted[i] = highest
     return adjusted
 
@@ -202,24 +208,19 @@ def effect_size(a: Floats, b: Floats, paired: bool) -> float:
     return float(a.mean() - b.mean()) / spread if spread > 0 else math.nan
 
 
-# How many independent images a number of images is worth, where those of one group (lesion, patient) are alike.
-#
-# With r the share of n images that are wrong, n_g of them in group g and w_g of these wrong, the variance of r over
-# groups is ``V = G / (G − 1) · Σ (w_g − r n_g)² / n²`` (ratio estimator, G groups); of n independent images it is
-# ``r (1 − r) / n``. The second over the first, times n, is what they are worth. V of few groups is known badly, so
-# it is
-# taken times ``(t / z)²``, t the Student quantile with G − 1 degrees of freedom (Korn and Graubard 1998). They are
-# never
-# worth more than n, nor less than ``n² / Σ n_g²``: what they are where groups are right or wrong as a whole. That is
-# what
-# is left where nothing or everything is wrong, which tells nothing of how alike a group is.
-#
-# Simulated (5 to 500 groups, 5 and 20% wrong, groups not alike to nearly as a whole): Wilson's interval for so many
-# images holds the truth in 88 to 98% of cases; for all images, taken for independent, in 38 to 97%.
-
-
 def independent_images(wrong: npt.NDArray[np.bool_], groups: npt.NDArray[np.intp]) -> Floats:
-    """What the first n of N images are worth, for n = 1..N, from whether each is wrong and its group.
+    """The effective sample size of the first n of N images, for n = 1..N, from whether each is wrong and its group.
+
+    Images of one group (lesion, patient) are correlated. With r the error rate of n images, n_g of them in group g and
+    w_g of these wrong, the variance of r over G groups is ``V = G / (G − 1) · Σ (w_g − r n_g)² / n²`` (ratio
+    estimator); for n independent images it is ``r (1 − r) / n``. The effective sample size is n times the second over
+    the first. V of few groups is uncertain, so it is multiplied by ``(t / z)²``, t the Student quantile with G − 1
+    degrees of freedom (Korn and Graubard 1998). The result is at most n and at least ``n² / Σ n_g²``, its value if
+    groups are right or wrong as a whole; that is also used where nothing or everything is wrong, which shows nothing
+    about the correlation.
+
+    Simulated (5 to 500 groups, 5 and 20% wrong, from uncorrelated to nearly equal within a group): Wilson's interval
+    with this sample size covers the truth in 88 to 98% of cases; with all images as independent, in 38 to 97%.
 
     >>> two_of_ten = np.repeat(np.arange(10) < 2, 100)  # groups of 100 images, wrong as a whole
     >>> float(independent_images(two_of_ten, np.repeat(np.arange(10), 100))[-1])
@@ -229,7 +230,7 @@ def independent_images(wrong: npt.NDArray[np.bool_], groups: npt.NDArray[np.intp
     """
     own = wrong.astype(np.float64)
     of_group = pd.Series(own).groupby(groups)
-    size, errors = of_group.cumcount().to_numpy(), of_group.cumsum().to_numpy() - own  # of its group, before each image
+    size, errors = of_group.cumcount().to_numpy(), of_group.cumsum().to_numpy() - own  # in its group, before each image
     n, count = np.arange(1, len(own) + 1), np.cumsum(size == 0)
     share = np.cumsum(own) / n
     sizes, both, squares = (np.cumsum(x) for x in (2 * size + 1, errors + own * (size + 1), own * (2 * errors + 1)))
@@ -237,5 +238,5 @@ def independent_images(wrong: npt.NDArray[np.bool_], groups: npt.NDArray[np.intp
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = count / (count - 1) * (squares - 2 * share * both + share**2 * sizes) / n**2
         upper = (1 + LEVEL) / 2
-        worth = share * (1 - share) / variance * (stats.norm.ppf(upper) / stats.t.ppf(upper, count - 1)) ** 2
-    return np.clip(np.where((share > 0) & (share < 1) & (count > 1), worth, least), least, n)
+        effective = share * (1 - share) / variance * (stats.norm.ppf(upper) / stats.t.ppf(upper, count - 1)) ** 2
+    return np.clip(np.where((share > 0) & (share < 1) & (count > 1), effective, least), least, n)

@@ -19,6 +19,7 @@ from PIL import Image
 from scipy import stats
 
 from cclnet.report.text import count_text, value_text
+from cclnet.runs.scores import CalibrationStage
 
 # A small chart as SVG inside a page.
 #
@@ -181,24 +182,24 @@ class Figure:
     legend: tuple[tuple[str, str], ...] = ()
 
 
-def reliability(side: Mapping[str, Any], title: str, unit: str = "images") -> Figure:
+def reliability(side: CalibrationStage, title: str, unit: str = "images") -> Figure:
     """Accuracy against confidence, one dot a bin, its area the share of the images (or other units, where an
     image is judged more than once). The stalk to the diagonal is the bin's part in the calibration error."""
-    bins = side["reliability"]
-    total = sum(b["images"] for b in bins) or 1
-    ece = value_text(side["ece"]["value"], "ece")
-    listed = "; ".join(f"{b['confidence']:.0%} sure, {b['accuracy']:.0%} right, {b['images']} {unit}" for b in bins)
+    bins = side.reliability
+    total = sum(b.images for b in bins) or 1
+    ece = value_text(side.scores["ece"].value, "ece")
+    listed = "; ".join(f"{b.confidence:.0%} sure, {b.accuracy:.0%} right, {b.images} {unit}" for b in bins)
     chart = Chart(
         Axis(0, 1, "Confidence", percent=True), Axis(0, 1, "Accuracy", percent=True),
         f"{title}: accuracy against confidence in {len(bins)} bins, calibration error {ece}. {listed}.", height=300,
     )  # fmt: skip
     chart.segment((0, 0), (1, 1), "mark")
     for b in bins:
-        over = b["confidence"] > b["accuracy"]
-        chart.segment((b["confidence"], b["confidence"]), (b["confidence"], b["accuracy"]), f"stalk {_side(over)}")
-        words = f"{b['images']:,} {unit}, {b['confidence']:.1%} sure on average, {b['accuracy']:.1%} right"
-        radius = 2.5 + 14 * math.sqrt(b["images"] / total)
-        chart.dot(b["confidence"], b["accuracy"], f"bubble {_side(over)}", radius, words)
+        over = b.confidence > b.accuracy
+        chart.segment((b.confidence, b.confidence), (b.confidence, b.accuracy), f"stalk {_side(over)}")
+        words = f"{b.images:,} {unit}, {b.confidence:.1%} sure on average, {b.accuracy:.1%} right"
+        radius = 2.5 + 14 * math.sqrt(b.images / total)
+        chart.dot(b.confidence, b.accuracy, f"bubble {_side(over)}", radius, words)
     legend = (("s2 patch", "surer than right"), ("s1 patch", "less sure than right"))
     return Figure(title, chart.markup(), f"Calibration error (ECE) {ece}.", legend)
 
@@ -207,10 +208,10 @@ def _side(over: bool) -> str:
     return "s2" if over else "s1"
 
 
-def risk_coverage(before: Mapping[str, Any], after: Mapping[str, Any] | None, unit: str = "images") -> Figure:
+def risk_coverage(before: CalibrationStage, after: CalibrationStage | None, unit: str = "images") -> Figure:
     """Error rate of what is kept, when the least sure images (or other units) go to a person."""
     curves = [("as trained", before)] + ([("after temperature", after)] if after else [])
-    lines = [[(p["coverage"], p["risk"]) for p in side["risk_coverage"]] for _, side in curves]
+    lines = [[(p.coverage, p.risk) for p in side.risk_coverage] for _, side in curves]
     highest = max((risk for line in lines for _, risk in line), default=0.0)
     at = "; ".join(f"keeping {c:.0%}: {r:.1%} wrong" for c, r in (kept_at(before, share) for share in (0.5, 0.8, 1.0)))
     chart = Chart(
@@ -221,16 +222,16 @@ def risk_coverage(before: Mapping[str, Any], after: Mapping[str, Any] | None, un
     )
     for line, style in zip(lines, STYLES, strict=False):
         chart.line(line, style)
-    names = [f"{name}, area {value_text(side['aurc']['value'], 'aurc')}" for name, side in curves]
+    names = [f"{name}, area {value_text(side.scores['aurc'].value, 'aurc')}" for name, side in curves]
     caption = f"The lower the better. Far left, few {unit} are kept and the curve is rough."
     return Figure("Risk against coverage", chart.markup(), caption, tuple(zip(STYLES, names, strict=False)))
 
 
-def kept_at(side: Mapping[str, Any], share: float) -> Point:
+def kept_at(side: CalibrationStage, share: float) -> Point:
     """The point of the risk-coverage curve at a share of images kept (the first that reaches it)."""
-    curve = side["risk_coverage"]
-    found = next((p for p in curve if p["coverage"] >= share - 1e-9), curve[-1])
-    return found["coverage"], found["risk"]
+    curve = side.risk_coverage
+    found = next((p for p in curve if p.coverage >= share - 1e-9), curve[-1])
+    return found.coverage, found.risk
 
 
 def training_curves(records: Records, collapse: float | None) -> list[Figure]:

@@ -21,11 +21,12 @@ from PIL import Image
 from cclnet import __version__
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
+from cclnet.evaluation.compare import Comparison
+from cclnet.evaluation.metrics import find, headline_metrics
 from cclnet.files import make_folder, write_whole
 from cclnet.report import text as words
 from cclnet.report.figures import (
     Confusions,
-    Figure,
     confusion_table,
     frequent_confusions,
     kept_at,
@@ -37,6 +38,7 @@ from cclnet.report.figures import (
 from cclnet.report.text import count_text, duration_text, interval_text, signed_text, value_text, with_interval
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import has_similarity
+from cclnet.runs.scores import CalibrationStage, Estimate, Scores, SoftLabelSummary
 from cclnet.settings import data_options
 
 
@@ -73,21 +75,15 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tup
             yield prefix + name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-# A run in a few sentences, for a reader who reads no further.
-
-
-Judged = Mapping[str, Any]
-
-
-def in_short(judged: Judged) -> list[str]:
-    """The findings, most important first, each a whole sentence."""
-    sentences = [_how_often_right(judged), _weakest_class(judged), _confidence(judged), _keeping(judged)]
+def in_short(scores: Scores) -> list[str]:
+    """A summary in sentences, most important first."""
+    sentences = [_accuracy_words(scores), _weakest_class(scores), _confidence(scores), _referral_words(scores)]
     return [sentence for sentence in sentences if sentence]
 
 
-def what_it_is(judged: Judged) -> str:
+def what_it_is(scores: Scores) -> str:
     """Method, network and training data in one line; empty without a model.json."""
-    model = judged["model"]
+    model = scores.model
     if not model:
         return ""
     trained = model.get("trained") or {}
@@ -97,75 +93,85 @@ def what_it_is(judged: Judged) -> str:
     return ", ".join(pieces)
 
 
-def judged_on(judged: Judged) -> str:
-    """The part that is reported, with its size."""
-    part = judged["split"]
-    name = "all images of the file" if part["name"] == "all" else f"the {part['name']} part"
-    groups = f" of {count_text(part['groups'], 'group')} (lesions or patients)" if part["groups"] else ""
-    classes = count_text(len(judged["classes"]), "class", "classes")
-    return f"{name}: {count_text(part['images'], 'image')}{groups}, {classes}"
+def evaluated_on(scores: Scores | Comparison) -> str:
+    """The reported split and its size."""
+    split = scores.split
+    name = "all images of the file" if split.name == "all" else f"the {split.name} split"
+    groups = f" of {count_text(split.groups, 'group')} (lesions or patients)" if split.groups else ""
+    classes = count_text(len(scores.classes), "class", "classes")
+    return f"{name}: {count_text(split.images, 'image')}{groups}, {classes}"
 
 
-def _how_often_right(judged: Judged) -> str:
-    scores = judged["scores"]
-    if judged["task"] == "multi-label":
-        ranked, exact = scores["mean_average_precision"], scores["subset_accuracy"]
+def headline(scores: Scores) -> list[tuple[str, Estimate]]:
+    """The headline metrics by name, those of calibration as trained."""
+    found = scores.overall | scores.calibration.before.scores
+    return [(metric.name, found[metric.name]) for metric in headline_metrics(scores.task) if metric.name in found]
+
+
+def class_columns(scores: Scores) -> list[str]:
+    """The metrics that tables of classes show."""
+    return [name for name in scores.per_class[0].scores if scores.task in find(name).headline]
+
+
+def _accuracy_words(scores: Scores) -> str:
+    found = scores.overall
+    if scores.multilabel:
+        ranked, exact = found["mean_average_precision"], found["subset_accuracy"]
         return (
             f"The mean average precision is {with_interval(ranked, 'mean_average_precision')}; "
             f"all labels are right for {with_interval(exact, 'subset_accuracy')} of the images."
         )
     return (
-        f"The model names the right class for {_with(scores['accuracy'], 'accuracy')} of the images. With every class "
-        f"counted equally, rare or common, it is {_with(scores['balanced_accuracy'], 'balanced_accuracy')}."
+        f"The model names the right class for {_with(found['accuracy'], 'accuracy')} of the images. With every class "
+        f"counted equally, rare or common, it is {_with(found['balanced_accuracy'], 'balanced_accuracy')}."
     )
 
 
-def _with(number: Mapping[str, Any], name: str) -> str:
+def _with(number: Estimate, name: str) -> str:
     interval = interval_text(number, name)
     ends = interval[1:-1].replace(", ", " to ")
-    return value_text(number["value"], name) + (f" (95% interval {ends})" if interval else "")
+    return value_text(number.value, name) + (f" (95% interval {ends})" if interval else "")
 
 
-def _weakest_class(judged: Judged) -> str:
-    known = [row for row in judged["per_class"] if row["recall"]["value"] is not None]
+def _weakest_class(scores: Scores) -> str:
+    known = [(value, row) for row in scores.per_class if (value := row.scores["recall"].value) is not None]
     if not known:
         return ""
-    worst = min(known, key=lambda row: (row["recall"]["value"], -row["support"]))
-    best = max(known, key=lambda row: (row["recall"]["value"], row["support"]))
-    if best["recall"]["value"] == worst["recall"]["value"]:
+    low, worst = min(known, key=lambda pair: (pair[0], -pair[1].support))
+    high, best = max(known, key=lambda pair: (pair[0], pair[1].support))
+    if high == low:
         return ""
     return (
-        f"It finds {best['class']} best ({value_text(best['recall']['value'], 'recall')} of "
-        f"{count_text(best['support'], 'image')}) and {worst['class']} worst "
-        f"({value_text(worst['recall']['value'], 'recall')} of {count_text(worst['support'], 'image')})."
+        f"It finds {best.name} best ({value_text(high, 'recall')} of {count_text(best.support, 'image')}) and "
+        f"{worst.name} worst ({value_text(low, 'recall')} of {count_text(worst.support, 'image')})."
     )
 
 
-def _confidence(judged: Judged) -> str:
-    if judged["task"] == "multi-label":
+def _confidence(scores: Scores) -> str:
+    accuracy = None if scores.multilabel else scores.overall["accuracy"].value
+    if accuracy is None:
         return ""
-    calibration, accuracy = judged["calibration"], judged["scores"]["accuracy"]["value"]
-    before, after = calibration["before"], calibration["after"]
-    gap = before["mean_confidence"] - accuracy
-    way = "surer than it is right" if gap > 0 else "less sure than it is right"
-    error = value_text(before["ece"]["value"], "ece")
-    first = f"On average it is {abs(100 * gap):.1f} points {way} (calibration error {error})"
+    before, after = scores.calibration.before, scores.calibration.after
+    gap = before.mean_confidence - accuracy
+    direction = "overconfident" if gap > 0 else "underconfident"
+    error = value_text(before.scores["ece"].value, "ece")
+    first = f"On average it is {abs(100 * gap):.1f} points {direction} (calibration error {error})"
     if after is None:
         return first + "; no temperature could be fitted."
-    return first + f"; after one temperature the calibration error is {value_text(after['ece']['value'], 'ece')}."
+    return first + f"; after temperature the calibration error is {value_text(after.scores['ece'].value, 'ece')}."
 
 
-def _keeping(judged: Judged) -> str:
-    if judged["task"] == "multi-label":
+def _referral_words(scores: Scores) -> str:
+    if scores.multilabel:
         return ""
-    side = judged["calibration"]["after"] or judged["calibration"]["before"]
-    coverage, risk = kept_at(side, 0.8)
-    everything = kept_at(side, 1.0)[1]
-    if round(1 - coverage, 2) == 0 or everything == 0:  # all are equally sure, or there is nothing to gain
+    stage = scores.calibration.stages()[-1]
+    coverage, risk = kept_at(stage, 0.8)
+    everything = kept_at(stage, 1.0)[1]
+    if round(1 - coverage, 2) == 0 or everything == 0:  # all confidences are equal, or nothing is wrong
         return ""
     return (
-        f"If the least sure {1 - coverage:.0%} of the images went to a person, {risk:.1%} of the rest would be wrong, "
-        f"instead of {everything:.1%}."
+        f"If the least confident {1 - coverage:.0%} of the images were referred to a person, {risk:.1%} of the rest "
+        f"would be wrong, instead of {everything:.1%}."
     )
 
 
@@ -250,7 +256,7 @@ def _templates() -> Environment:
     )
     environment.filters |= {
         "tells_apart": has_similarity,
-        "score": words.score,
+        "metric": find,
         "value": words.value_text,
         "interval": words.interval_text,
         "with_interval": words.with_interval,
@@ -278,134 +284,113 @@ def markdown_text(text: object) -> str:
     return re.sub(r"([\\`*|\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", line)
 
 
-CALIBRATION_SCORES = ("nll", "brier", "ece", "adaptive_ece", "classwise_ece", "aurc")
-CLASS_SCORES = ("recall", "precision", "f1", "auroc", "average_precision")
-TILES = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "macro_auroc", "mean_average_precision", "micro_f1",
-         "subset_accuracy")  # fmt: skip
 REFERRED = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 
 
-def write_report(run: str | Path, judged: Judged, out: str | Path | None = None, data: str | None = None) -> Path:
-    """Write report.html and report.md of a judged run; returns the path of the page.
+def write_report(run: str | Path, scores: Scores, out: str | Path | None = None, data: str | None = None) -> Path:
+    """Write report.html and report.md of an evaluated run; returns the path of the page.
 
-    The page is one file: figures and pictures are inside, nothing is fetched, nothing runs.
+    The page is one file with all figures and pictures; it loads nothing and runs no script.
 
     Args:
         run: the run folder, or its predictions.csv.
-        judged: what ``cclnet.evaluation.evaluate.evaluate(run)`` returned.
+        scores: what ``cclnet.evaluation.evaluate.evaluate(run)`` returned.
         out: the folder to write into; by default that of the run.
         data: where the images are, if they are not where the run's settings say.
     """
     found = read_run(run)
     folder = make_folder(found.folder if out is None else out)
-    content = report_content(found, judged, data)
+    content = report_content(found, scores, data)
     write_whole(folder / "report.md", render("report.md", **content))
     write_whole(folder / "report.html", render("report.html", **content))
     return folder / "report.html"
 
 
-def report_content(run: RunFiles, judged: Judged, data: str | None = None) -> dict[str, Any]:
+def report_content(run: RunFiles, scores: Scores, data: str | None = None) -> dict[str, Any]:
     """Everything the two templates show."""
-    classes, correlation = judged["classes"], judged["correlation"]
-    confusions = _confusions(judged)
-    pictures, pictures_note = thumbnails([m["image"] for m in judged["mistakes"]], run.settings, data)
-    curves = training_curves(run.records, correlation and correlation["collapse_softness"])
+    classes, soft_labels = scores.classes, scores.soft_labels
+    pictures, pictures_note = thumbnails([mistake.image for mistake in scores.mistakes], run.settings, data)
+    curves = training_curves(run.records, None if soft_labels is None else soft_labels.collapse_softness)
+    stages = _stages(scores)
+    unit = "decisions" if scores.multilabel else "images"  # with several labels every class is a decision of its own
     return {
-        "judged": judged,
-        "what": what_it_is(judged),
-        "judged_on": judged_on(judged),
-        "in_short": in_short(judged),
-        "contents": _contents(judged, bool(curves)),
-        "tiles": _tiles(judged),
-        "class_scores": [name for name in CLASS_SCORES if name in judged["per_class"][0]],
-        "confusion": confusion_table(judged["confusion"], classes) if judged["confusion"] else None,
-        "confusions": confusions,
+        "scores": scores,
+        "what": what_it_is(scores),
+        "evaluated_on": evaluated_on(scores),
+        "in_short": in_short(scores),
+        "contents": _contents(scores, bool(curves)),
+        "tiles": headline(scores),
+        "class_scores": class_columns(scores),
+        "confusion": confusion_table(scores.confusion, classes) if scores.confusion else None,
+        "confusions": _confusions(scores),
         "pictures": pictures,
         "pictures_note": pictures_note,
-        "calibration_scores": [name for name in CALIBRATION_SCORES if name in judged["calibration"]["before"]],
-        "calibration_sides": _sides(judged),
-        "unit": _unit(judged),
-        "calibration_figures": _calibration_figures(judged),
-        "referral": _referral(judged),
-        "soft_labels": soft_label_table(correlation["matrix"], classes) if correlation else None,
-        "correlation_words": _correlation_words(judged) if correlation else [],
+        "calibration_scores": list(scores.calibration.before.scores),
+        "calibration_stages": stages,
+        "unit": unit,
+        "calibration_figures": [
+            *(reliability(stage, f"Reliability {title}", unit) for title, stage in stages),
+            risk_coverage(scores.calibration.before, scores.calibration.after, unit),
+        ],
+        "referral": _referral(scores),
+        "soft_labels": soft_label_table(soft_labels.matrix, classes) if soft_labels else None,
+        "soft_label_words": _soft_label_words(soft_labels) if soft_labels else [],
         "training_figures": curves,
         "training_words": _training_words(run),
-        "made": _made(judged),
+        "made": _made(scores),
         "settings": list(flat_settings(run.settings)),
-        "versions": _versions(judged),
-        "absent": _absent(run, judged),
+        "versions": _versions(scores),
+        "absent": _absent(run, scores),
     }
 
 
-def _contents(judged: Judged, trained: bool) -> list[tuple[str, str]]:
+def _contents(scores: Scores, trained: bool) -> list[tuple[str, str]]:
     entries = [
-        ("scores", "Scores", True), ("classes", "Classes", True), ("confusion", "Confusions", judged["confusion"]),
-        ("mistakes", "Worst mistakes", judged["mistakes"]), ("calibration", "Calibration", True),
-        ("correlation", "Soft labels", judged["correlation"]), ("training", "Training", trained),
+        ("scores", "Scores", True), ("classes", "Classes", True), ("confusion", "Confusions", scores.confusion),
+        ("mistakes", "Worst mistakes", scores.mistakes), ("calibration", "Calibration", True),
+        ("soft-labels", "Soft labels", scores.soft_labels), ("training", "Training", trained),
         ("split", "Split and leaks", True), ("settings", "Settings", True),
     ]  # fmt: skip
     return [(id, title) for id, title, there in entries if there]
 
 
-def _tiles(judged: Judged) -> list[tuple[str, Mapping[str, Any]]]:
-    first = [(name, judged["scores"][name]) for name in TILES if name in judged["scores"]][:5]
-    return [*first, ("ece", judged["calibration"]["before"]["ece"])]
-
-
-def _confusions(judged: Judged) -> Confusions:
-    if not judged["confusion"]:
+def _confusions(scores: Scores) -> Confusions:
+    if not scores.confusion:
         return Confusions((), "")
-    matrix = judged["correlation"] and judged["correlation"]["matrix"]
-    return frequent_confusions(judged["confusion"], judged["classes"], matrix)
+    matrix = None if scores.soft_labels is None else scores.soft_labels.matrix
+    return frequent_confusions(scores.confusion, scores.classes, matrix)
 
 
-def _sides(judged: Judged) -> list[tuple[str, Mapping[str, Any]]]:
-    calibration = judged["calibration"]
-    after = [("after temperature", calibration["after"])] if calibration["after"] else []
-    return [("as trained", calibration["before"]), *after]
+def _stages(scores: Scores) -> list[tuple[str, CalibrationStage]]:
+    return list(zip(("as trained", "after temperature"), scores.calibration.stages(), strict=False))
 
 
-def _calibration_figures(judged: Judged) -> list[Figure]:
-    calibration = judged["calibration"]
-    figures = [reliability(side, f"Reliability {title}", _unit(judged)) for title, side in _sides(judged)]
-    return [*figures, risk_coverage(calibration["before"], calibration["after"], _unit(judged))]
+def _referral(scores: Scores) -> list[tuple[float, float]]:
+    stage = scores.calibration.stages()[-1]
+    return [] if scores.multilabel else [kept_at(stage, 1 - referred) for referred in REFERRED]
 
 
-def _unit(judged: Judged) -> str:
-    """What is judged: with several labels every class of every image is a decision of its own."""
-    return "images" if judged["task"] == "single-label" else "decisions"
-
-
-def _referral(judged: Judged) -> list[tuple[float, float]]:
-    side = judged["calibration"]["after"] or judged["calibration"]["before"]
-    return [kept_at(side, 1 - referred) for referred in REFERRED] if judged["task"] == "single-label" else []
-
-
-def _correlation_words(judged: Judged) -> list[str]:
-    """What the learned matrix is like, and how far it is to be believed."""
-    c = judged["correlation"]
-    uniform = c["uniform_smoothing"]
+def _soft_label_words(soft_labels: SoftLabelSummary) -> list[str]:
+    """What the soft labels are like, and what they follow."""
+    uniform, collapse = soft_labels.uniform_smoothing, soft_labels.collapse_softness
+    softness = f"Softness {soft_labels.softness:.3f}: the mean weight a soft label leaves on its own class."
+    if collapse is not None:
+        softness += f" A dictionary that has learned nothing ends at the collapse point, {collapse:.3f}."
     lines = [
-        f"Softness {c['softness']:.3f}: the mean weight a soft label leaves on its own class."
-        + (
-            f" A dictionary that has learned nothing ends at the collapse point, {c['collapse_softness']:.3f}."
-            if c["collapse_softness"] is not None
-            else ""
-        ),
-        f"Uniform label smoothing of the same softness (epsilon {uniform['epsilon']:.3f}) differs from these labels in "
-        f"{uniform['distance_mean']:.1%} of the weight on average, {uniform['distance_max']:.1%} at most: the less, "
-        "the less the matrix knows about the classes.",
+        softness,
+        f"Uniform label smoothing of the same softness (epsilon {uniform.epsilon:.3f}) differs from these labels in "
+        f"{uniform.distance_mean:.1%} of the weight on average, {uniform.distance_max:.1%} at most: the less, the less "
+        "the soft labels know about the classes.",
     ]
-    if c["rarity_agreement"] is not None:
+    if soft_labels.inverse_frequency_agreement is not None:
         lines.append(
-            f"Rank correlation with the rarity of the classes {signed_text(c['rarity_agreement'])}: near 1, the matrix "
-            "says which classes are rare rather than which look alike."
+            f"Rank correlation with inverse class frequency {signed_text(soft_labels.inverse_frequency_agreement)}: "
+            "near 1, the soft labels show which classes are rare rather than which look similar."
         )
-    if c["confusion_agreement"] is not None:
+    if soft_labels.confusion_agreement is not None:
         lines.append(
-            f"Rank correlation with what the model confuses {signed_text(c['confusion_agreement'])}: near 1, the "
-            "matrix holds alike what the model mixes up."
+            f"Rank correlation with the confusion matrix {signed_text(soft_labels.confusion_agreement)}: near 1, the "
+            "soft labels are large for the classes that the model confuses."
         )
     return lines
 
@@ -423,8 +408,8 @@ def _training_words(run: RunFiles) -> str:
     return text + "."
 
 
-def _made(judged: Judged) -> list[tuple[str, str]]:
-    model = judged["model"] or {}
+def _made(scores: Scores) -> list[tuple[str, str]]:
+    model = scores.model or {}
     trained = model.get("trained") or {}
     lines: list[tuple[str, Any]] = [
         ("Method", model.get("method")),
@@ -435,29 +420,29 @@ def _made(judged: Judged) -> list[tuple[str, str]]:
         ("Device", trained.get("device")),
         ("Training time", duration_text(trained["seconds"]) if trained.get("seconds") is not None else None),
         ("Soft labels", "taken out of the probabilities again" if model.get("target") else None),
-        ("Temperature", judged["calibration"]["temperature"]["value"]),
+        ("Temperature", scores.calibration.temperature.value),
     ]
     known = [(name, value) for name, value in lines if value is not None]
     return [(name, f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in known]
 
 
-def _versions(judged: Judged) -> list[tuple[str, str]]:
-    trained = ((judged["model"] or {}).get("trained") or {}).get("versions") or {}
+def _versions(scores: Scores) -> list[tuple[str, str]]:
+    trained = ((scores.model or {}).get("trained") or {}).get("versions") or {}
     lines = [(f"{name} (training)", str(value)) for name, value in trained.items()]
-    return lines + [(f"{name} (judging)", str(value)) for name, value in judged["versions"].items()]
+    return lines + [(f"{name} (evaluation)", value) for name, value in scores.versions.items()]
 
 
-def _absent(run: RunFiles, judged: Judged) -> list[str]:
+def _absent(run: RunFiles, scores: Scores) -> list[str]:
     """What another run would show, and why this one does not."""
     lines = []
     if not run.records:
         lines.append("training curves (no metrics.jsonl)")
     if not run.settings:
         lines.append("settings (no settings.toml)")
-    if judged["model"] is None:
+    if scores.model is None:
         lines.append("how the model was made (no model.json)")
-    if judged["correlation"] is None:
+    if scores.soft_labels is None:
         lines.append("soft labels (no soft_labels.csv: the method learns none)")
-    if judged["confusion"] is None:
+    if scores.confusion is None:
         lines.append("confusion matrix and worst mistakes (an image may carry several labels)")
     return lines

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from cclnet.evaluation.similarity import agreement, rarity_agreement
+from cclnet.evaluation.similarity import agreement, inverse_frequency_agreement
 from cclnet.files import write_whole
 from cclnet.functional import collapse_point
 from cclnet.reproduce.experiments import DRIFT_RATES, LOOKS, NEVER, Cell
@@ -57,7 +57,7 @@ def looks_figure(results: Sequence[Result], backbone: str = "resnet18") -> Figur
         return None
     figure = Figure(figsize=(2.8 * len(shown) + 0.6, 3.4), layout="constrained")
     axes = figure.subplots(1, len(shown), sharex=True, sharey=True, squeeze=False)[0]
-    own_rarity = rarity_agreement(measured.balanced, shown[0][1][0].class_counts)
+    own_rarity = inverse_frequency_agreement(measured.balanced, shown[0][1][0].class_counts)
     for axis, (name, own) in zip(axes, shown, strict=True):
         axis.axhline(0, color="grey", linewidth=0.6)
         axis.axhline(own_rarity, color=RARE, linestyle=":", linewidth=1.2)
@@ -77,7 +77,7 @@ def _curves(axis: Any, result: Result, yardstick: Floats) -> None:
     counts = result.class_counts
     for colour, values in (
         (LOOKED, [agreement(matrix, yardstick) for matrix in history["matrices"]]),
-        (RARE, [rarity_agreement(matrix, counts) for matrix in history["matrices"]]),
+        (RARE, [inverse_frequency_agreement(matrix, counts) for matrix in history["matrices"]]),
     ):
         axis.plot(history["epochs"], values, color=colour, alpha=0.8, linewidth=1.3)
         if held is not None:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cclnet.evaluation.compare import compare
+from cclnet.evaluation.compare import Comparison, compare
 from cclnet.files import read_json_bz2, write_json_bz2
 from cclnet.reproduce.experiments import Cell
 from cclnet.reproduce.paper import METHODS
 from cclnet.runs.kept_result import KeptResult
+from cclnet.runs.scores import to_json
 from cclnet.sweep import results
 
 # Results of the experiments: what ``cclnet.sweep`` keeps of any run, with the cell it belongs to.
@@ -23,7 +24,7 @@ from cclnet.sweep import results
 
 __all__ = ["SCORES", "Result", "read_results"]
 
-SCORES = results.SCORES
+SCORES = ("accuracy", "macro_f1", "kappa", "macro_jaccard", "balanced_accuracy")
 
 
 class Result(KeptResult):
@@ -117,27 +118,27 @@ def _fingerprint(path: Path) -> str:
     return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
-def _compare(groups: Mapping[str, Sequence[Result]], against: str | None = None) -> dict[str, Any]:
+def _compare(groups: Mapping[str, Sequence[Result]], against: str | None = None) -> Comparison:
     return compare({name: [result.path for result in results] for name, results in groups.items()}, against)
 
 
 def _mean(results: Sequence[Result]) -> dict[str, Any]:
-    scores = _compare({"cell": results})["methods"][0]["scores"]
+    scores = to_json(_compare({"cell": results}).methods[0].scores)
     undefined = {"mean": None, "sd": None, "low": None, "high": None, "values": [None] * len(results)}
     return {name: _rounded(scores.get(name, undefined)) for name in METRICS}  # no temperature, nothing after it
 
 
 def _compared(groups: Mapping[str, Sequence[Result]], against: str | None = None) -> dict[str, Any]:
-    compared = _compare(groups, against)
+    comparison = _compare(groups, against)
     pairs = []
-    for pair in compared["comparisons"]:
+    for pair in to_json(comparison.comparisons):
         tests = {
             name: {key: test[key] if key in SHOWN else _rounded(test[key]) for key in TEST}
             for name in METRICS
             if (test := pair["metrics"].get(name))
         }
         pairs.append({key: pair[key] for key in ("a", "b", "seeds", "in_words", "verdict")} | {"metrics": tests})
-    return {"intervals": compared["intervals"]["in_words"], "pairs": pairs, "warnings": compared["warnings"]}
+    return {"intervals": comparison.intervals.in_words, "pairs": pairs, "warnings": list(comparison.warnings)}
 
 
 def _rounded(value: Any) -> Any:

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import spearmanr
 
-from cclnet.evaluation.similarity import agreement, agreement_beside, mean_confusion, rarity, rarity_agreement
+from cclnet.evaluation.similarity import (
+    agreement,
+    inverse_frequency,
+    inverse_frequency_agreement,
+    mean_confusion,
+    partial_agreement,
+)
 from cclnet.report.text import NONE
 from cclnet.reproduce.experiments import CANDIDATES, LOOKS, USES, looks_cell
 from cclnet.reproduce.paper import BACKBONES
@@ -97,7 +103,8 @@ def _reliability(results: Sequence[Result]) -> str:
         if measured is None:
             continue
         counts = found["yardstick"][0].class_counts
-        words += f" The yardstick itself and rarity: {rarity_agreement(measured.balanced, counts):.2f} ({title})"
+        own = inverse_frequency_agreement(measured.balanced, counts)
+        words += f" The yardstick itself and rarity: {own:.2f} ({title})"
         words += "." if measured.seeds_agree is None else f"; two seeds' yardsticks: {measured.seeds_agree:.2f}."
     return words
 
@@ -130,7 +137,11 @@ def _structure(own: Sequence[Result], measured: Yardsticks | None) -> list[Lines
         _mean([agreement(m, balanced) for m in matrices] if balanced is not None else []),
         _mean([agreement(m, reweighed) for m in matrices] if reweighed is not None else []),
         _mean([result.rarity_agreement for result in own]),
-        _mean([agreement_beside(m, balanced, rarity(counts)) for m in matrices] if balanced is not None else []),
+        _mean(
+            [partial_agreement(m, balanced, inverse_frequency(counts)) for m in matrices]
+            if balanced is not None
+            else []
+        ),
         _mean([result.final_softness for result in own]),
         _mean(sizes),
         (number(statistics.mean(between), 2) if between else NONE,),

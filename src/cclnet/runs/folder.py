@@ -25,7 +25,6 @@ from cclnet.runs.model import (
     Calibration,
     ModelDescription,
     read_calibration_file,
-    read_json,
     read_model_file,
     read_soft_labels,
     write_calibration_file,
@@ -33,6 +32,7 @@ from cclnet.runs.model import (
     write_soft_labels,
 )
 from cclnet.runs.predictions import Floats, Predictions, read_predictions, write_predictions
+from cclnet.runs.scores import Scores, read_scores, write_scores
 from cclnet.runs.split_file import SplitTable, leaks, read_split_file, write_split_file
 from cclnet.settings import Settings, make_settings, read_settings, to_toml
 
@@ -177,20 +177,12 @@ class RunFolder:
     def write_predictions(self, predictions: Predictions) -> None:
         write_predictions(self.predictions, predictions)
 
-    def read_scores(self) -> dict[str, Any] | None:
+    def read_scores(self) -> Scores | None:
         """The content of scores.json; None where the run has not been evaluated."""
-        if not self.scores.is_file():
-            return None
-        content = read_json(self.scores)
-        if (content.get("format"), content.get("kind")) != (1, "scores"):
-            raise InputError(
-                f"{self.scores} is not what cclnet evaluate writes (format {content.get('format')!r}, kind "
-                f"{content.get('kind')!r}). Run that again."
-            )
-        return content
+        return read_scores(self.scores) if self.scores.is_file() else None
 
-    def write_scores(self, scores: Mapping[str, Any]) -> None:
-        write_whole(self.scores, json.dumps(scores, indent=1, allow_nan=False) + "\n")
+    def write_scores(self, scores: Scores) -> None:
+        write_scores(self.scores, scores)
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

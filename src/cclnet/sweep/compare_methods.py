@@ -13,7 +13,8 @@ from rich.console import Console
 
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
-from cclnet.evaluation.compare import compare, compared_scores
+from cclnet.evaluation.compare import Comparison, compare
+from cclnet.evaluation.metrics import compared_metrics
 from cclnet.files import make_folder
 from cclnet.methods import METHODS, Classes, build_method, check_method_fits, method_class, method_settings, methods_for
 from cclnet.report import write_comparison
@@ -152,7 +153,7 @@ def compare_methods(request: Request, console: Console | None = None) -> Outcome
     console = console or Console()
     began = time.time()
     table = open_table(request.settings)
-    if request.primary is not None and request.primary not in (known := compared_scores(table.multilabel)):
+    if request.primary is not None and request.primary not in (known := _metric_names(table)):
         raise unknown("score", request.primary, known)
     contestants = _prepare(request, table, console)
     reference = _reference(request, contestants)
@@ -172,6 +173,10 @@ def compare_methods(request: Request, console: Console | None = None) -> Outcome
     _compare({label: paths for label, paths in finished.items() if paths}, reference, request, console)
     console.print(outcome.in_words(log.seconds), highlight=False, markup=False)
     return outcome
+
+
+def _metric_names(table: ImageTable) -> list[str]:
+    return [metric.name for metric in compared_metrics("multi-label" if table.multilabel else "single-label")]
 
 
 def _prepare(request: Request, table: ImageTable, console: Console) -> Sequence[Contestant]:
@@ -225,19 +230,21 @@ def _reference(request: Request, contestants: Sequence[Contestant]) -> str | Non
 
 def _compare(
     finished: Mapping[str, Sequence[Path]], reference: str | None, request: Request, console: Console
-) -> dict[str, Any] | None:
+) -> Comparison | None:
     """Compare what there is, as it is kept. Nothing is written while the reference has no run."""
     if not finished or (reference is not None and reference not in finished):
         console.print(f"no comparison yet: no run of {reference or 'any method'} has finished.", highlight=False)
         return None
     with console.status(f"comparing {sum(map(len, finished.values()))} runs"):
-        compared = compare(finished, reference, request.primary, request.draws)
-    for method in compared["methods"]:
-        for run in method["runs"]:
-            run["path"] = Path(run["path"]).name  # beside the comparison, wherever that is taken
-    page = write_comparison(request.results, compared)
-    console.print(comparison_table(compared))
-    for warning in compared["warnings"]:
+        comparison = compare(finished, reference, request.primary, request.draws)
+    methods = [  # the runs are beside the comparison, wherever the folder is moved
+        replace(method, runs=tuple(replace(run, path=Path(run.path).name) for run in method.runs))
+        for method in comparison.methods
+    ]
+    comparison = replace(comparison, methods=tuple(methods))
+    page = write_comparison(request.results, comparison)
+    console.print(comparison_table(comparison))
+    for warning in comparison.warnings:
         console.print(f"note: {warning}", style="yellow", highlight=False, markup=False)
     console.print(f"comparison: {page}", highlight=False, markup=False, soft_wrap=True)
-    return compared
+    return comparison

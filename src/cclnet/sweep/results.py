@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from cclnet.evaluation.evaluate import evaluate
+from cclnet.evaluation.metrics import AFTER, headline_metrics
 from cclnet.methods import rename_settings
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.kept_result import (
@@ -28,6 +29,7 @@ from cclnet.runs.kept_result import (
 from cclnet.runs.model import ModelDescription, write_model_file
 from cclnet.runs.predictions import Floats, Predictions, read_predictions, write_probabilities
 from cclnet.runs.provenance import settings_hash
+from cclnet.runs.scores import Estimate, Scores, to_json
 from cclnet.settings import Settings, in_json
 from cclnet.sweep.cells import Job
 
@@ -42,8 +44,6 @@ def record_soft_labels(run: RunFolder, epoch: int, matrix: Tensor | None) -> Non
 
 
 HALF = 5e-5  # what is less is nothing to four decimals
-SCORES = ("accuracy", "macro_f1", "kappa", "macro_jaccard", "balanced_accuracy")
-SCORES_OF_SEVERAL_LABELS = ("mean_average_precision", "macro_auroc", "macro_f1", "micro_f1", "subset_accuracy")
 
 
 def read_results(folder: Path) -> list[KeptResult]:
@@ -61,9 +61,9 @@ def keep_result(job: Job, run: Path, path: Path) -> KeptResult:
     kept_predictions = predictions_path(path)
     image_table = write_probabilities(kept_predictions, rounded)
     kept = read_predictions(kept_predictions, model.multilabel, image_table)
-    with _as_run(path.stem, kept, folder, model) as scored_folder:
-        judged = evaluate(scored_folder)
-    result = _kept_result(job, path, folder.read_settings(), model, folder.read_history(), judged, image_table.name)
+    with _as_run(path.stem, kept, folder, model) as kept_run:
+        evaluated = evaluate(kept_run)
+    result = _kept_result(job, path, folder.read_settings(), model, folder.read_history(), evaluated, image_table.name)
     if result.soft_labels and (history := folder.read_soft_label_history()):
         write_soft_label_history(path, history)
     write_kept_result(result)
@@ -152,17 +152,13 @@ def _kept_result(
     settings: Settings,
     model: ModelDescription,
     records: Sequence[Mapping[str, Any]],
-    judged: Mapping[str, Any],
+    evaluated: Scores,
     image_table: str,
 ) -> KeptResult:
-    trained, calibration, similarity = model.trained, judged["calibration"], judged["correlation"]
+    trained, leak = model.trained, evaluated.leak
     softness = [round(r["softness"], 5) for r in records if "softness" in r]
     frozen = next((r["epoch"] for r in records if r.get("frozen")), None)
-    after = calibration["after"] or {"ece": {"value": None, "low": None, "high": None}}
-    chosen = SCORES_OF_SEVERAL_LABELS if model.multilabel else SCORES
-    scores = {name: judged["scores"][name] for name in chosen}
-    scores |= {"ece": calibration["before"]["ece"], "ece_calibrated": after["ece"]}
-    learned = similarity if softness else None
+    learned = evaluated.soft_labels if softness else None
     kept_settings = _with_paths(settings, _last_name)
     return KeptResult(
         path=path,
@@ -182,19 +178,32 @@ def _kept_result(
         freeze_epoch=frozen,
         converged_epoch=None if frozen is None else softness[:frozen].index(min(softness[:frozen])) + 1,
         softness=softness or None,
-        split=judged["split"],
-        intervals=judged["intervals"],
-        leak=judged["leak"] and {key: judged["leak"][key] for key in ("images", "share", "in_words")},
-        scores=_rounded(scores),
-        temperature=_rounded(calibration["temperature"]["value"]),
-        classes=judged["classes"],
+        split=to_json(evaluated.split),
+        intervals=to_json(evaluated.intervals),
+        leak=None if leak is None else {"images": leak.images, "share": leak.share, "in_words": leak.in_words},
+        scores=_rounded(to_json(_headline(evaluated))),
+        temperature=_rounded(evaluated.calibration.temperature.value),
+        classes=list(evaluated.classes),
         class_counts=list(model.class_counts or ()),
         multilabel=model.multilabel,
-        soft_labels=learned and [[_six_digits(entry) for entry in row] for row in learned["matrix"]],
-        final_softness=learned and _rounded(learned["softness"]),
-        rarity_agreement=learned and _rounded(learned["rarity_agreement"]),
+        soft_labels=None if learned is None else [[_six_digits(entry) for entry in row] for row in learned.matrix],
+        final_softness=None if learned is None else _rounded(learned.softness),
+        rarity_agreement=None if learned is None else _rounded(learned.inverse_frequency_agreement),
         image_table=image_table,
     )
+
+
+def _headline(evaluated: Scores) -> dict[str, Estimate]:
+    """The headline metrics, those of calibration before and after temperature."""
+    calibration, undefined = evaluated.calibration, Estimate(None, None, None)
+    found = evaluated.overall | calibration.before.scores
+    scores = {}
+    for metric in headline_metrics(evaluated.task):
+        scores[metric.name] = found[metric.name]
+        if metric.calibration:
+            after = calibration.after.scores if calibration.after else {}
+            scores[metric.name + AFTER] = after.get(metric.name, undefined)
+    return scores
 
 
 def _six_digits(entry: float) -> float:

@@ -17,7 +17,6 @@ from cclnet.deploy.explain import enlarge
 from cclnet.deploy.model import Model, Prediction
 from cclnet.deploy.serve.decoding import Upload
 from cclnet.deploy.serve.limits import Limits
-from cclnet.errors import InputError
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import AbstentionCurve
 
@@ -147,18 +146,10 @@ def model_info(name: str, model: Model, limits: Limits, *, heat_maps: bool, exam
 
 def _evaluation(folder: Path) -> list[str]:
     """Return the summary sentences of the report, or none if the model has not been evaluated."""
-    run = RunFolder(folder)
-    scores = run.read_scores()
-    if scores is None:
-        return []
-    from cclnet.report.html import in_short, judged_on
+    from cclnet.report.html import evaluated_on, in_short
 
-    try:
-        return [f"Evaluated on {judged_on(scores)}.", *in_short(scores)]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{run.scores} was not written by cclnet evaluate ({error!r}): run cclnet evaluate again."
-        ) from error
+    scores = RunFolder(folder).read_scores()
+    return [] if scores is None else [f"Evaluated on {evaluated_on(scores)}.", *in_short(scores)]
 
 
 def make_answer(

@@ -1,18 +1,41 @@
+"""Decisions and rankings against oracles, and the same from totals, for all images and for any resample."""
+
 from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from sklearn import metrics
 
-from cclnet.evaluation.metrics import confusion, decisions, place_of_label, score
-from cclnet.runs.predictions import Predictions
+from cclnet.evaluation.bootstrap import Statistic
+from cclnet.evaluation.classification import (
+    blocks_of,
+    confusion,
+    decision_statistic,
+    decisions,
+    predicted_classes,
+    rank_of_label,
+    ranking_statistic,
+)
+from cclnet.evaluation.metrics import class_metrics, overall_metrics, point_estimates, task_of
+from cclnet.runs.predictions import Floats, Predictions
 from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, given, single_label
 
 single = pytest.mark.parametrize("made", SINGLE_LABEL.values(), ids=SINGLE_LABEL.keys())
 several = pytest.mark.parametrize("made", SEVERAL_LABELS.values(), ids=SEVERAL_LABELS.keys())
+
+
+EVERY = {**SINGLE_LABEL, **{f"several labels, {name}": made for name, made in SEVERAL_LABELS.items()}}
+every = pytest.mark.parametrize("made", EVERY.values(), ids=EVERY.keys())
+
+
+def score(made: Predictions) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The overall metrics and those of each class, [K]."""
+    task = task_of(made)
+    return point_estimates(made, overall_metrics(task)), point_estimates(made, class_metrics(task))
 
 
 def same(found: float, expected: float) -> None:
@@ -98,21 +121,24 @@ def test_single_label_scores_equal_their_oracles(made: Predictions) -> None:
     for k, row in enumerate(rows):
         for name, value in row.items():
             same(table[name][k], value)
-        assert table["support"][k] == (labels == k).sum() and table["predicted"][k] == (predicted == k).sum()
+        assert (
+            made.class_counts[k] == (labels == k).sum()
+            and predicted_classes(made)[:, k].sum() == (predicted == k).sum()
+        )
 
 
 @single
-def test_top_k_counts_the_place_of_the_label(made: Predictions) -> None:
+def test_top_k_counts_the_rank_of_the_label(made: Predictions) -> None:
     scores, _ = score(made)
     ordered = [sorted(range(made.num_classes), key=lambda k: (-row[k], k)) for row in made.probabilities]
-    places = [row.index(label) for row, label in zip(ordered, made.labels, strict=True)]
-    assert place_of_label(made).tolist() == places
+    ranks = [row.index(label) for row, label in zip(ordered, made.labels, strict=True)]
+    assert rank_of_label(made).tolist() == ranks
     assert {n for n in scores if n.startswith("top")} == {
         f"top_{k}_accuracy" for k in (2, 3, 5) if k < made.num_classes
     }
     for k in (2, 3):
         if k < made.num_classes:
-            same(scores[f"top_{k}_accuracy"], sum(place < k for place in places) / len(places))
+            same(scores[f"top_{k}_accuracy"], sum(rank < k for rank in ranks) / len(ranks))
 
 
 def test_scores_equal_scikit_learns_multiclass_functions_where_these_are_defined() -> None:
@@ -136,7 +162,7 @@ def test_a_missing_class_is_left_out_of_the_means_and_not_counted_as_zero() -> N
     same(scores["balanced_accuracy"], 0.75)
     same(scores["accuracy"], 0.75)
     assert all(math.isnan(table[name][2]) for name in ("precision", "recall", "f1", "jaccard", "auroc"))
-    assert table["predicted"][2] == 1
+    assert predicted_classes(made)[:, 2].sum() == 1
 
 
 @several
@@ -154,3 +180,45 @@ def test_several_label_scores_equal_their_oracles(made: Predictions) -> None:
     for k, row in enumerate(rows):
         for name, value in row.items():
             same(table[name][k], value)
+
+
+def weighted(statistic: Statistic, weights: Floats) -> dict[str, Floats]:
+    return {name: x[0] for name, x in statistic.scores((statistic.features.T @ weights)[None]).items()}
+
+
+def repeated(made: Predictions, weights: Floats) -> Predictions:
+    """The images as often as their weight says, each copy under its own name."""
+    rows = np.repeat(np.arange(len(made)), weights.astype(int))
+    return Predictions(np.arange(len(rows)).astype(str), made.labels[rows], made.probabilities[rows], made.classes)
+
+
+@every
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_totals_give_the_scores_of_the_drawn_images(made: Predictions, seed: int | None) -> None:
+    weights = np.ones(len(made))
+    if seed is not None:
+        weights = np.bincount(np.random.default_rng(seed).integers(0, len(made), len(made)), minlength=len(made)) * 1.0
+    expected, table = score(repeated(made, weights))
+    found = weighted(decision_statistic(made), weights) | weighted(ranking_statistic(made), weights)
+    assert set(found) == set(expected) | set(table)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
+    for name in table:
+        np.testing.assert_allclose(found[name], table[name], rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+def test_rankings_of_many_images_are_near_enough_for_their_spread() -> None:
+    made = single_label(6000, 3, seed=2, skill=2.0)
+    found = weighted(ranking_statistic(made), np.ones(len(made)))
+    _, table = score(made)
+    np.testing.assert_allclose(found["auroc"], table["auroc"], atol=1e-4)
+    np.testing.assert_allclose(found["average_precision"], table["average_precision"], atol=2e-3)
+
+
+def test_blocks_keep_equal_values_together_and_even_counts() -> None:
+    index, count = blocks_of(np.array([0.5, 0.1, 0.5, 0.9]))
+    assert index.tolist() == [1, 0, 1, 2] and count == 3
+    values = np.random.default_rng(0).random(1000)
+    index, count = blocks_of(values, limit=10)
+    assert count == 10 and np.bincount(index).tolist() == [100] * 10
+    assert (np.diff(index[np.argsort(values)]) >= 0).all()

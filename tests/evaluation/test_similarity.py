@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from cclnet.errors import InputError
-from cclnet.evaluation import similarity as correlation
+from cclnet.evaluation import similarity
 from cclnet.functional import smoothed_labels
 from cclnet.runs.model import read_soft_labels, write_soft_labels
 
@@ -50,8 +50,8 @@ def test_a_missing_file_and_a_wrong_size_are_named(tmp_path: Path) -> None:
         read_soft_labels(tmp_path / "c.csv")
     with pytest.raises(InputError, match=r"2 classes need a matrix of that size, got \[3, 3\]"):
         write_soft_labels(tmp_path / "c.csv", ("a", "b"), MATRIX)
-    with pytest.raises(InputError, match="matrices of 3 and 2 classes"):
-        correlation.agreement(MATRIX, np.eye(2))
+    with pytest.raises(InputError, match="3 and 2 classes"):
+        similarity.agreement(MATRIX, np.eye(2))
 
 
 def test_agreement_is_spearmans_over_ordered_pairs() -> None:
@@ -59,24 +59,24 @@ def test_agreement_is_spearmans_over_ordered_pairs() -> None:
     a, b = rng.random((2, 6, 6))
     pairs = [(i, j) for i, j in itertools.product(range(6), range(6)) if i != j]
     expected = stats.spearmanr([a[i, j] for i, j in pairs], [b[i, j] for i, j in pairs]).statistic
-    assert correlation.agreement(a, b) == pytest.approx(expected)
+    assert similarity.agreement(a, b) == pytest.approx(expected)
     symmetric = [(m + m.T) / 2 for m in (a, b)]
     upper = np.triu_indices(6, 1)
-    assert correlation.agreement(*symmetric) == pytest.approx(stats.spearmanr(*(m[upper] for m in symmetric)).statistic)
+    assert similarity.agreement(*symmetric) == pytest.approx(stats.spearmanr(*(m[upper] for m in symmetric)).statistic)
 
 
 @given(st.permutations(range(5)), st.sampled_from([np.sqrt, np.exp, lambda x: 3 * x + 1]))
 def test_agreement_sees_order_alone(order: list[int], rising: object) -> None:
     matrix = np.random.default_rng(1).random((5, 5))
-    assert correlation.agreement(matrix, rising(matrix)) == pytest.approx(1.0)  # type: ignore[operator]
+    assert similarity.agreement(matrix, rising(matrix)) == pytest.approx(1.0)  # type: ignore[operator]
     again = matrix[np.ix_(order, order)]
-    assert correlation.agreement(again, -again) == pytest.approx(-1.0)
+    assert similarity.agreement(again, -again) == pytest.approx(-1.0)
 
 
 def test_uniform_smoothing_agrees_with_nothing_and_is_at_no_distance_from_itself() -> None:
     smoothed = smoothed_labels(7, 0.3).numpy()
-    assert math.isnan(correlation.agreement(smoothed, np.random.default_rng(0).random((7, 7))))
-    epsilon, distance = correlation.smoothing_distance(smoothed)
+    assert math.isnan(similarity.agreement(smoothed, np.random.default_rng(0).random((7, 7))))
+    epsilon, distance = similarity.smoothing_distance(smoothed)
     assert epsilon == pytest.approx(0.3)
     np.testing.assert_allclose(distance, 0, atol=1e-15)
 
@@ -87,9 +87,11 @@ def test_rarity_orders_pairs_by_the_product_of_their_counts() -> None:
     made = np.zeros((3, 3))
     for i, j in pairs:
         made[i, j] = made[j, i] = 1 / (counts[i] * counts[j])
-    assert correlation.rarity_agreement(made, counts) == pytest.approx(1.0)
-    assert correlation.rarity([4, 0])[1, 1] > correlation.rarity([4, 1])[1, 1]  # none is rarer than one
-    assert correlation.rarity([4, 25])[0, 1] == pytest.approx(-math.log(100))
+    assert similarity.inverse_frequency_agreement(made, counts) == pytest.approx(1.0)
+    assert (
+        similarity.inverse_frequency([4, 0])[1, 1] > similarity.inverse_frequency([4, 1])[1, 1]
+    )  # none is rarer than one
+    assert similarity.inverse_frequency([4, 25])[0, 1] == pytest.approx(-math.log(100))
 
 
 def test_confusions_are_shares_of_the_images_of_a_class() -> None:
@@ -97,33 +99,33 @@ def test_confusions_are_shares_of_the_images_of_a_class() -> None:
     counts = np.array([[1, 30, 20], [1, 2, 4], [0, 0, 0]])  # nothing of the third class: its row says nothing
     shares = [30 / 51, 20 / 51, 1 / 7, 4 / 7]
     expected = stats.spearmanr([0.3, 0.2, 0.1, 0.4], shares).statistic
-    assert correlation.confusion_agreement(matrix, counts) == pytest.approx(expected)
+    assert similarity.confusion_agreement(matrix, counts) == pytest.approx(expected)
 
 
 def test_the_summary_by_hand() -> None:
-    found = correlation.summary(("a", "b", "c"), MATRIX, counts=[5, 5, 5], confusion=[[4, 1, 0], [1, 4, 0], [0, 2, 3]])
-    assert found["softness"] == pytest.approx(0.6)
-    assert found["collapse_softness"] is None
+    found = similarity.summarise(("a", "b", "c"), MATRIX, counts=[5, 5, 5], confusion=[[4, 1, 0], [1, 4, 0], [0, 2, 3]])
+    assert found.softness == pytest.approx(0.6)
+    assert found.collapse_softness is None
     epsilon = 0.4 * 3 / 2
-    assert found["uniform_smoothing"]["epsilon"] == pytest.approx(epsilon)
+    assert found.uniform_smoothing.epsilon == pytest.approx(epsilon)
     rows = [(abs(0.3 - 0.2) + abs(0.1 - 0.2)) / 2, (0.1 + 0.0 + 0.1) / 2, (0.1 + 0.2 + 0.1) / 2]
-    assert found["uniform_smoothing"]["distance_mean"] == pytest.approx(sum(rows) / 3)
-    assert found["uniform_smoothing"]["distance_max"] == pytest.approx(max(rows))
-    assert [row["most_alike"] for row in found["per_class"]] == ["b", "a", "b"]
-    assert [row["weight"] for row in found["per_class"]] == [0.3, 0.2, 0.4]
-    weights = [(pair["a"], pair["b"], pytest.approx(pair["weight"])) for pair in found["most_alike_pairs"]]
+    assert found.uniform_smoothing.distance_mean == pytest.approx(sum(rows) / 3)
+    assert found.uniform_smoothing.distance_max == pytest.approx(max(rows))
+    assert [row.most_similar for row in found.per_class] == ["b", "a", "b"]
+    assert [row.weight for row in found.per_class] == [0.3, 0.2, 0.4]
+    weights = [(pair.a, pair.b, pytest.approx(pair.weight)) for pair in found.most_similar_pairs]
     assert weights == [("a", "b", 0.25), ("b", "c", 0.25), ("a", "c", 0.1)]
-    assert found["rarity_agreement"] is None  # equal counts: nothing to follow
-    assert -1 <= found["confusion_agreement"] <= 1
-    assert correlation.summary(("a", "b", "c"), MATRIX, collapse_softness=0.4)["collapse_softness"] == 0.4
+    assert found.inverse_frequency_agreement is None  # equal counts: nothing to follow
+    assert -1 <= found.confusion_agreement <= 1
+    assert similarity.summarise(("a", "b", "c"), MATRIX, collapse_softness=0.4).collapse_softness == 0.4
 
 
 @given(st.integers(0, 10_000))
 def test_agreement_beside_a_third_is_that_of_what_the_third_does_not_explain(seed: int) -> None:
     shared, own = np.random.default_rng(seed).normal(size=(2, 6, 6))
     a, b, third = shared + own, shared - own.T, shared
-    ranks = [stats.rankdata(correlation.off_diagonal(m)) for m in (a, b, third)]
+    ranks = [stats.rankdata(similarity.off_diagonal(m)) for m in (a, b, third)]
     left = [r - np.poly1d(np.polyfit(ranks[2], r, 1))(ranks[2]) for r in ranks[:2]]
-    assert correlation.agreement_beside(a, b, third) == pytest.approx(np.corrcoef(*left)[0, 1])
-    assert math.isnan(correlation.agreement_beside(a, third, third))
-    assert math.isnan(correlation.agreement_beside(np.ones((6, 6)), b, third))
+    assert similarity.partial_agreement(a, b, third) == pytest.approx(np.corrcoef(*left)[0, 1])
+    assert math.isnan(similarity.partial_agreement(a, third, third))
+    assert math.isnan(similarity.partial_agreement(np.ones((6, 6)), b, third))
