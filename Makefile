@@ -27,6 +27,8 @@ test: lint types unit
 
 lint: $(READY)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PYTHONPATH=src $(BIN)/lint-imports
 
 types: $(READY)
 	$(BIN)/mypy

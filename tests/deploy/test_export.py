@@ -214,7 +214,10 @@ def test_the_command(tmp_path: Path) -> None:
         app, ["export", str(run), "--format", "safetensors", "--licence", "CC0", "--out", str(tmp_path / "out")]
     )
     assert done.exit_code == 0, done.output
-    assert "has not been evaluated" in done.stderr and "model.safetensors, model.json, README.md" in done.stderr
+    assert (
+        "has not been evaluated" in done.stderr
+        and "model.safetensors, model.json, calibration.json, README.md" in done.stderr.replace("\n", " ")
+    )
     assert "CC0" in (tmp_path / "out" / "README.md").read_text()
 
 

@@ -63,7 +63,9 @@ def with_settings(
             own_arguments = {name: arguments.pop(name) for name in names}
             overrides = parse_overrides(arguments.pop("overrides", None) or [])
             given = {name: value for name, value in arguments.items() if value is not None}
-            command(**own_arguments, **merge_layers(given, overrides))
+            settings = merge_layers(given, overrides)
+            own_arguments |= {name: settings.pop(name) for name in names & settings.keys()}  # such as --set data=…
+            command(**own_arguments, **settings)
 
         parameters = [*own, *generated]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
