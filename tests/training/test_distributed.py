@@ -19,7 +19,7 @@ import pytest
 SETTINGS = [
     "data=synthetic:images=130,size=32", "short_side=32", "backbone=test_resnet", "epochs=6", "batch_size=16", "lr=.02",
     "lr_ccl=.5", "split.val=.25", "augment.crop=28", "method_settings.widths=[16, 8]", "method_settings.patience=1",
-    "precision=64", "batch_norm=frozen",
+    "precision=64", "batch_norm=frozen", "warmup_epochs=1",
 ]  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def test_each_image_is_evaluated_once(runs: tuple[Path, Path]) -> None:
 
 
 def test_the_evaluated_weights_are_the_shipped_ones(tmp_path: Path) -> None:
-    """Batch norm statistics differ between ranks; those of rank 0 are shipped, and all ranks must evaluate with them."""
+    """Batch norm statistics differ between ranks; those of rank 0 are shipped, so all ranks must evaluate with them."""
     settings = ["data=synthetic:images=130,size=32", "short_side=32", "backbone=test_resnet", "epochs=2",
                 "batch_size=16", "lr=.05", "method=hard", "split.val=.25", "augment.crop=28"]  # fmt: skip
     command = [sys.executable, "-m", "cclnet", "train", "--accelerator", "cpu", "--quiet"]

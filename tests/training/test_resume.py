@@ -93,7 +93,7 @@ def test_a_signal_stops_between_two_steps_with_a_checkpoint(tmp_path: Path, unin
 def test_resume_accepts_no_other_settings(tmp_path: Path) -> None:
     process = start(["--resume", "anything", "--lr", "0.5"], tmp_path)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2 and b"settings of the run" in errors
+    assert process.returncode == 2 and b"keeps its settings" in errors
 
 
 SIMILARITY: dict[str, Any] = {

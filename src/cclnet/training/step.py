@@ -129,5 +129,5 @@ def _clone(batch: Batch) -> Batch:
 
 def _copy(into: Batch, batch: Batch) -> None:
     for target, value in zip(into, batch, strict=True):
-        if isinstance(target, Tensor):
+        if isinstance(target, Tensor) and isinstance(value, Tensor):
             target.copy_(value, non_blocking=True)
