@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +24,6 @@ from cclnet.settings import (
     with_settings_table,
 )
 from cclnet.training import quick_start
-from cclnet.training.setup import rate_factor
 
 
 def read_back(text: str) -> dict[str, object]:
@@ -137,28 +135,6 @@ def test_a_method_setting_of_none_comes_back(tmp_path) -> None:
     (tmp_path / "settings.toml").write_text(to_toml(settings))
     assert make_settings(read_settings(tmp_path / "settings.toml")) == settings
     assert make_settings(parse_overrides(["method_settings.patience=none"])).method_settings == {"patience": None}
-
-
-def test_short_runs_begin_at_the_rate_asked_for() -> None:
-    for epochs in (1, 2, 3, 4):
-        settings = make_settings({"epochs": epochs, "drops": [0.5, 0.75]})
-        rates = [rate_factor(settings, epoch) for epoch in range(epochs)]
-        assert rates[0] == 1.0 and all(b >= 0.099 * a for a, b in itertools.pairwise(rates))  # one drop at a time
-
-
-def test_step_schedule_drops_twice() -> None:
-    settings = Settings(epochs=160, drops=(0.5, 0.75))
-    factors = [rate_factor(settings, epoch) for epoch in range(160)]
-    assert factors == pytest.approx([1.0] * 80 + [0.1] * 40 + [0.01] * 40)
-
-
-def test_cosine_and_warm_up() -> None:
-    settings = Settings(epochs=10, schedule="cosine", warmup_epochs=2)
-    assert rate_factor(settings, 5) == pytest.approx(0.5)
-    assert rate_factor(settings, 10) == pytest.approx(0.0, abs=1e-12)
-    assert 0 < rate_factor(settings, 0) < 1e-3
-    assert rate_factor(Settings(epochs=10, schedule="constant", warmup_epochs=2), 1) == pytest.approx(0.5)
-    assert rate_factor(Settings(epochs=10, schedule="constant"), 9.9) == 1.0
 
 
 def test_pretrained_weights_bring_their_normalisation() -> None:

@@ -68,7 +68,7 @@ def train(
 
     from cclnet.runs.folder import free_name
     from cclnet.training import loop
-    from cclnet.training.setup import speaks_for_all
+    from cclnet.training.setup import is_rank_zero
 
     folder = resume or out
     if folder is None:
@@ -83,7 +83,7 @@ def train(
         progress=progress,
         on_epoch=on_epoch,
     )
-    if speaks_for_all():
+    if is_rank_zero():
         evaluate(run, summary=summary)
     return run
 

@@ -52,6 +52,12 @@ def options(manifest: Path, split_option: str = "--split-column") -> list[object
             "--image-folder", manifest.parent / "pictures", "--strict"]  # fmt: skip
 
 
+def test_data_and_set(tmp_path: Path) -> None:
+    """``--set data=...`` is the same as DATA; options that are not settings cannot be set."""
+    assert "nowhere" in refused("train", "--set", f"data={tmp_path / 'nowhere'}", "--out", tmp_path / "run", *TINY)
+    assert "unknown setting 'resume'" in refused("train", "--set", "resume=run", *TINY)
+
+
 @pytest.mark.parametrize("text", ["zero", "", "0,1.5"])
 def test_seeds_are_whole_numbers(text: str) -> None:
     with pytest.raises(InputError, match="seeds are whole numbers separated by commas"):

@@ -1,4 +1,4 @@
-"""Checkpoints: whole, the last two, and nothing that could run code."""
+"""Checkpoints: written whole, the last two kept, no pickled objects."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_pickled_objects_are_refused_and_not_run(tmp_path: Path, monkeypatch: py
     save_checkpoint(tmp_path, state(1), 1, 0)
     evil = tmp_path / "epoch-000002-step-00000000.pt"
     torch.save({"network": Evil()}, evil)
-    with pytest.raises(InputError, match=r"refused.*could run code.*go on from epoch-000001"):
+    with pytest.raises(InputError, match=r"refused.*could run code.*resume from epoch-000001"):
         load_latest(tmp_path)
     evil.write_bytes(pickle.dumps(Evil()))
     with pytest.raises(InputError, match="refused"):
@@ -53,7 +53,7 @@ def test_pickled_objects_are_refused_and_not_run(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "should-not-exist").exists()
 
 
-def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
+def test_files_that_are_not_checkpoints(tmp_path: Path) -> None:
     torch.save({"weights": torch.ones(2)}, tmp_path / "other.pt")
     with pytest.raises(InputError, match="not a cclnet checkpoint"):
         load_checkpoint(tmp_path / "other.pt")
@@ -65,8 +65,8 @@ def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_an_unwritable_folder_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(InputError, match="there is no earlier one"):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(InputError, match="no earlier checkpoint"):
         save_checkpoint(tmp_path / "file" / "checkpoints", state(1), 1, 0)
 
 
@@ -89,8 +89,8 @@ except InputError as error:
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no file size limit on this system")
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
-    """A file size limit stands in for the full disk: the write fails in the middle."""
+    """A file size limit simulates the full disk: the write fails in the middle."""
     done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert "could not be written" in done.stdout and "epoch-000001-step-00000000.pt still stands" in done.stdout
+    assert "could not be written" in done.stdout and "epoch-000001-step-00000000.pt is intact" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["epoch-000001-step-00000000.pt"]
     assert load_latest(tmp_path)["epoch"] == 1

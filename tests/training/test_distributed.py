@@ -19,7 +19,7 @@ import pytest
 SETTINGS = [
     "data=synthetic:images=130,size=32", "short_side=32", "backbone=test_resnet", "epochs=6", "batch_size=16", "lr=.02",
     "lr_ccl=.5", "split.val=.25", "augment.crop=28", "method_settings.widths=[16, 8]", "method_settings.patience=1",
-    "precision=64", "batch_norm=frozen",
+    "precision=64", "batch_norm=frozen", "warmup_epochs=1",
 ]  # fmt: skip
 
 
@@ -34,8 +34,8 @@ def command(out: str, settings: Sequence[str] = SETTINGS) -> list[str]:
     return words + [f"--set={setting}" for setting in settings]
 
 
-def run(cwd: Path, processes: int) -> Path:
-    words = command(f"run{processes}")
+def run(cwd: Path, processes: int, settings: Sequence[str] = SETTINGS) -> Path:
+    words = command(f"run{processes}", settings)
     if processes > 1:
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
         words[1:1] = [*torchrun, "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
@@ -58,7 +58,7 @@ def slurm_tasks(cwd: Path, words: Sequence[str], job_name: str = "bash") -> list
 
 
 def finish(tasks: Sequence[subprocess.Popen[str]]) -> list[int]:
-    """How they ended; what they said is shown should a test fail."""
+    """Wait for the tasks and return their exit codes. pytest shows the output if a test fails."""
     for task in tasks:
         print(task.communicate(timeout=300)[0])
     return [task.returncode for task in tasks]
@@ -70,8 +70,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return run(folder, 1), run(folder, 2)
 
 
-def test_slurm_s_tasks_train_together(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    """Also where the job has the name of a shell, by which others know that someone sits at it."""
+def test_tasks_of_slurm_train_together(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    """Also if the job is named like a shell, which Lightning takes for an interactive session."""
     assert finish(slurm_tasks(tmp_path, command("slurm"), job_name="bash")) == [0, 0]
     assert (tmp_path / "slurm" / "metrics.jsonl").read_text().count("\n") == 6
     torchrun, slurm = (pd.read_csv(folder / "predictions.csv") for folder in (runs[1], tmp_path / "slurm"))
@@ -81,15 +81,15 @@ def test_slurm_s_tasks_train_together(runs: tuple[Path, Path], tmp_path: Path) -
 
 
 def test_processes_stop_and_resume_together(tmp_path: Path) -> None:
-    """A signal to one of them stops both in the midst of an epoch, and what they go on to is what they would have
-    come to: dropout draws differ between them, and each gets its own again."""
+    """A signal to one process stops both within an epoch, and the resumed run ends in the same bits: dropout differs
+    between the processes, and each gets its own random state again."""
     settings = [
         "data=synthetic:images=280,size=32", "short_side=32", "augment.crop=28", "split.val=.2", "backbone=test_resnet",
         "method=ccl-centroid", "epochs=3", "batch_size=4", "lr=.01", "drop_rate=.5",
     ]  # fmt: skip
     assert finish(slurm_tasks(tmp_path, command("whole", settings))) == [0, 0]
     words, resume = command("stopped", settings), [*command("")[:6], "--resume", "stopped"]
-    for _ in range(5):  # a signal between two epochs stops there, which is not what is asked about here
+    for _ in range(5):  # until the signal arrives within an epoch
         tasks = slurm_tasks(tmp_path, words)
         metrics = tmp_path / "stopped" / "metrics.jsonl"
         while not metrics.exists() and all(task.poll() is None for task in tasks):
@@ -102,7 +102,7 @@ def test_processes_stop_and_resume_together(tmp_path: Path) -> None:
             break
         shutil.rmtree(tmp_path / "stopped")
     else:
-        pytest.fail("was never stopped in the midst of an epoch")
+        pytest.fail("was never stopped within an epoch")
     assert finish(slurm_tasks(tmp_path, resume)) == [0, 0]
     whole, stopped = (tmp_path / name for name in ("whole", "stopped"))
     assert (whole / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
@@ -118,10 +118,25 @@ def test_losses_and_freeze_agree(runs: tuple[Path, Path]) -> None:
         for term in ("loss", "cross_entropy", "kl", "head_cross_entropy", "class_correlation", "softness", "val_loss"):
             assert a[term] == pytest.approx(b[term], abs=1e-5), (a["epoch"], term)
         assert a["frozen"] == b["frozen"]
-    assert one[-1]["frozen"] == 1.0  # so that the freeze was seen on both
+    assert one[-1]["frozen"] == 1.0  # so the freeze happened in both
 
 
-def test_each_image_is_tested_once(runs: tuple[Path, Path]) -> None:
+def test_similarity_labels_agree(tmp_path: Path) -> None:
+    settings = ["data=synthetic:images=112,size=32", "short_side=32", "backbone=test_resnet", "epochs=2",
+                "batch_size=16", "lr=.02", "split.val=.25", "augment.crop=28", "precision=64", "batch_norm=frozen",
+                "method=ccl-centroid"]  # fmt: skip
+    folders = run(tmp_path, 1, settings), run(tmp_path, 2, settings)
+    one, two = ([json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders)
+    for a, b in zip(one, two, strict=True):
+        for term in ("cross_entropy", "kl", "softness", "structure", "frozen"):
+            assert a[term] == pytest.approx(b[term], abs=1e-5), (a["epoch"], term)
+    one_labels, two_labels = (
+        np.loadtxt(f / "soft_labels.csv", delimiter=",", skiprows=1, usecols=range(1, 8)) for f in folders
+    )
+    np.testing.assert_allclose(one_labels, two_labels, atol=1e-5)
+
+
+def test_each_image_is_evaluated_once(runs: tuple[Path, Path]) -> None:
     one, two = (pd.read_csv(r / "predictions.csv") for r in runs)
     assert two["image"].is_unique and set(one["image"]) == set(two["image"])
     columns = [name for name in one if name.startswith("p_")]
@@ -131,17 +146,17 @@ def test_each_image_is_tested_once(runs: tuple[Path, Path]) -> None:
     )
 
 
-def test_what_is_tested_is_what_is_shipped(tmp_path: Path) -> None:
-    """Batch norm keeps averages of its own on every rank; those of rank 0 are shipped, and all must test with them."""
+def test_the_evaluated_weights_are_the_shipped_ones(tmp_path: Path) -> None:
+    """Batch norm statistics differ between ranks; those of rank 0 are shipped, so all ranks must evaluate with them."""
     settings = ["data=synthetic:images=130,size=32", "short_side=32", "backbone=test_resnet", "epochs=2",
                 "batch_size=16", "lr=.05", "method=hard", "split.val=.25", "augment.crop=28"]  # fmt: skip
     command = [sys.executable, "-m", "cclnet", "train", "--accelerator", "cpu", "--quiet"]
     started = [*command, "--out", "run", "--devices", "2", *(f"--set={setting}" for setting in settings)]
     done = subprocess.run(started, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("report: run/report.html") == 1  # one process speaks for all
+    assert done.stdout.count("report: run/report.html") == 1  # printed by rank 0 only
     together = pd.read_csv(tmp_path / "run" / "predictions.csv").set_index("image")
-    again = [*command, "--resume", "run"]  # finished: one process tests the same weights again
+    again = [*command, "--resume", "run"]  # finished: one process evaluates the same weights again
     done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     alone = pd.read_csv(tmp_path / "run" / "predictions.csv").set_index("image").loc[together.index]

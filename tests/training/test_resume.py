@@ -1,4 +1,4 @@
-"""Killed at any moment and resumed, a run ends in the same bits as one that was left alone."""
+"""An interrupted and resumed run ends in the same bits as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.torch import load_file
+
+from cclnet.settings import make_settings
+from cclnet.training.loop import train
 
 SETTINGS = [
     "data=synthetic:images=128,size=32", "short_side=32", "backbone=test_resnet", "epochs=6", "batch_size=16", "lr=.02",
@@ -35,7 +41,7 @@ def new_run(name: str, resident: bool) -> list[str]:
 
 
 def wait_for_checkpoint(run: Path, process: subprocess.Popen[bytes], after: str = "") -> str:
-    """Wait until the run has written a checkpoint newer than ``after``; its name."""
+    """Wait for a checkpoint newer than ``after`` and return its name."""
     for _ in range(6000):
         names = sorted(p.name for p in (run / "checkpoints").glob("epoch-*.pt"))
         if names and names[-1] > after:
@@ -46,19 +52,19 @@ def wait_for_checkpoint(run: Path, process: subprocess.Popen[bytes], after: str 
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("undisturbed")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted")
     finish(start(new_run("whole", resident=True), folder))
     return folder / "whole"
 
 
-def same(run: Path, undisturbed: Path) -> bool:
-    return all((run / name).read_bytes() == (undisturbed / name).read_bytes() for name in SAME)
+def same(run: Path, uninterrupted: Path) -> bool:
+    return all((run / name).read_bytes() == (uninterrupted / name).read_bytes() for name in SAME)
 
 
 @pytest.mark.parametrize(("resident", "kills"), [(True, 2), (False, 1)])
-def test_kill_nine_changes_nothing(tmp_path: Path, undisturbed: Path, resident: bool, kills: int) -> None:
-    """Streamed or resident, it is the run that was left alone. How often more: benchmarks/kills.py."""
+def test_sigkill_and_resume(tmp_path: Path, uninterrupted: Path, resident: bool, kills: int) -> None:
+    """With images resident and streamed. benchmarks/kills.py does it more often."""
     chance = random.Random(resident)
     process, newest = start(new_run("killed", resident), tmp_path), ""
     for _ in range(kills):
@@ -69,10 +75,10 @@ def test_kill_nine_changes_nothing(tmp_path: Path, undisturbed: Path, resident: 
         assert not (tmp_path / "killed" / "predictions.csv").exists(), "it ended before it was killed"
         process = start(["--resume", "killed"], tmp_path)
     finish(process)
-    assert same(tmp_path / "killed", undisturbed)
+    assert same(tmp_path / "killed", uninterrupted)
 
 
-def test_a_signal_ends_between_two_steps_with_a_checkpoint(tmp_path: Path, undisturbed: Path) -> None:
+def test_a_signal_stops_between_two_steps_with_a_checkpoint(tmp_path: Path, uninterrupted: Path) -> None:
     process = start(new_run("stopped", True), tmp_path)
     wait_for_checkpoint(tmp_path / "stopped", process)
     time.sleep(0.05)
@@ -81,10 +87,44 @@ def test_a_signal_ends_between_two_steps_with_a_checkpoint(tmp_path: Path, undis
     assert process.returncode == 128 + signal.SIGTERM, errors.decode()
     assert b"cclnet train --resume stopped" in errors.replace(b"\n", b" ")
     finish(start(["--resume", "stopped"], tmp_path))
-    assert same(tmp_path / "stopped", undisturbed)
+    assert same(tmp_path / "stopped", uninterrupted)
 
 
-def test_resume_takes_no_other_settings(tmp_path: Path) -> None:
+def test_resume_accepts_no_other_settings(tmp_path: Path) -> None:
     process = start(["--resume", "anything", "--lr", "0.5"], tmp_path)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2 and b"resume" in errors
+    assert process.returncode == 2 and b"keeps its settings" in errors
+
+
+SIMILARITY: dict[str, Any] = {
+    "data": "synthetic:images=112,size=32", "short_side": 32, "backbone": "test_resnet", "epochs": 3, "batch_size": 16,
+    "lr": 0.02, "lr_ccl": 0.1, "split": {"val": 0.25}, "augment": {"crop": 28},
+}  # fmt: skip
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after_two_epochs(record: dict[str, Any], _: object) -> None:
+    if record["epoch"] == 2:
+        raise Stop
+
+
+@pytest.mark.parametrize("method", ["ccl-centroid", "ccl-confusion", "ccl-balanced"])
+def test_the_state_of_a_method_is_resumed(tmp_path: Path, method: str) -> None:
+    def run(name: str, method: str, **more: Any) -> Path:
+        head = {"method_settings": {"widths": (16, 8)}} if method == "ccl-balanced" else {}
+        settings = make_settings(SIMILARITY, {"method": method}, head)
+        return train(settings, tmp_path / name, accelerator="cpu", progress=False, **more)
+
+    whole = run("whole", method)
+    with pytest.raises(Stop):
+        run("stopped", method, on_epoch=stop_after_two_epochs)
+    stopped = train(None, tmp_path / "stopped", accelerator="cpu", progress=False)
+    assert same(stopped, whole)
+    soft_labels = np.loadtxt(whole / "soft_labels.csv", delimiter=",", skiprows=1, usecols=range(1, 8))
+    assert soft_labels[0, 1:].std() > 1e-4  # the method had learned something to resume
+    hard = run("hard", "hard")
+    shipped, plain = load_file(whole / "model.safetensors"), load_file(hard / "model.safetensors")
+    assert {name: v.shape for name, v in shipped.items()} == {name: v.shape for name, v in plain.items()}

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cclnet.errors import InputError
+from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions, Settings, default_text, merge_layers, parse_overrides, rules
 
 app = typer.Typer(
@@ -64,7 +64,10 @@ def with_settings(
             overrides = parse_overrides(arguments.pop("overrides", None) or [])
             given = {name: value for name, value in arguments.items() if value is not None}
             settings = merge_layers(given, overrides)
-            own_arguments |= {name: settings.pop(name) for name in names & settings.keys()}  # such as --set data=…
+            for name in names & settings.keys():  # --set data=... is the same as DATA
+                if name not in rules(kind):
+                    raise unknown("setting", name, list(rules(kind)))
+                own_arguments[name] = settings.pop(name)
             command(**own_arguments, **settings)
 
         parameters = [*own, *generated]

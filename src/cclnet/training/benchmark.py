@@ -1,10 +1,10 @@
-"""How fast training is on the device at hand, against its ceiling and against what people would do instead.
+"""Training speed on this machine, compared with the network alone and with a plain DataLoader.
 
+- epochs: whole epochs of each method as ``cclnet train`` runs them, from decoded images to updated weights;
 - ceiling: forward, backward, clipping and update of the same network, in the same precision and compiled the same
   way, on one fixed batch that is already on the device;
-- ours: whole epochs as ``cclnet train`` runs them, from decoded images to updated weights, hard labels and CCL;
-- reference: torchvision transforms in a DataLoader over the image files with as many workers as there are cores,
-  the same timm model, mixed precision on a GPU, the same batch size.
+- reference: torchvision transforms in a DataLoader over the image files with one worker per core, the same timm model,
+  mixed precision on a GPU, the same batch size.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ from cclnet.errors import InputError, unknown
 from cclnet.methods import Loss
 from cclnet.network import image_size_settings
 from cclnet.runs.folder import RunFolder
-from cclnet.runs.provenance import versions
+from cclnet.runs.provenance import source_commit, versions
 from cclnet.settings import Settings
-from cclnet.training.cuda_graph import compiled, recorded
+from cclnet.training.cuda_graph import capture_graph, compiled
 from cclnet.training.loop import Training
 from cclnet.training.setup import PreparedData, make_fabric, make_network, make_optimizer, prepare_data
 
@@ -50,11 +50,16 @@ def benchmark(
     repeats: int = 5,
     accelerator: str = "auto",
 ) -> dict[str, Any]:
-    """Measure each backbone; returns images per second and the ratios people ask about.
+    """Measure each backbone; return images per second, their ratios, and what was measured on what.
 
-    ``settings.data`` is any data set; ``epochs`` whole epochs of each method are timed after one for warming up
-    (compiling and capturing happen in it), and the ceiling is the median of ``repeats`` timings. ``parts`` says what of
-    it to measure.
+    Args:
+        settings: data, batch size, image size and precision; ``settings.data`` is any data set.
+        backbones: timm names.
+        methods: methods to time whole epochs of.
+        parts: what to measure, of PARTS.
+        epochs: timed epochs per method, after one epoch to warm up (which includes compilation).
+        repeats: the ceiling is the median of so many timings.
+        accelerator: "auto", "cpu" or "cuda".
     """
     for part in parts:
         if part not in PARTS:
@@ -65,31 +70,34 @@ def benchmark(
         fabric = make_fabric(settings, accelerator=accelerator)
         data = prepare_data(replace(settings, method=methods[0]), RunFolder(scratch), fabric)
         if data.table.multilabel and set(parts) != {"epochs"}:
-            raise InputError("ceiling and reference are measured with one label an image: ask for the epochs alone.")
+            raise InputError(
+                "ceiling and reference need one label per image. Measure the epochs alone: --parts epochs."
+            )
         for backbone in backbones:
             row: dict[str, Any] = {"backbone": backbone}
             for method in methods if "epochs" in parts else ():
                 console.print(f"{backbone}: {method}, whole epochs …", highlight=False)
                 chosen = replace(settings, backbone=backbone, method=method, epochs=epochs + 1)
-                timed = _epochs(chosen, data, Path(scratch) / f"{backbone}-{method}", accelerator)
-                row[method] = statistics.median(timed["images_per_second"][1:])
-                row[f"{method}_epochs"] = timed["images_per_second"]
-                row[f"{method}_first_step_seconds"] = timed["first_step_seconds"]
+                rates, first_step = _epochs(chosen, data, Path(scratch) / f"{backbone}-{method}", accelerator)
+                row[method] = statistics.median(rates[1:])
+                row[f"{method}_epochs"] = rates
+                row[f"{method}_first_step_seconds"] = first_step
             chosen = replace(settings, backbone=backbone, method="hard")
             if "ceiling" in parts:
                 console.print(f"{backbone}: ceiling …", highlight=False)
                 row["ceiling"] = _ceiling(chosen, data, repeats, accelerator)
             if "reference" in parts:
                 console.print(f"{backbone}: reference …", highlight=False)
-                files = _as_files(data.table, Path(scratch) / "files")
+                files = _write_files(data.table, Path(scratch) / "files")
                 row["reference"] = _reference(chosen, data, files, fabric.device)
             rows.append({**row, **_ratios(row, methods)})
-    device = fabric.device
+    device, commit = fabric.device, source_commit()
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "compile_workers": torch._inductor.config.compile_threads,
+        "commit": commit and asdict(commit),
         "versions": versions(),
         "settings": {
             "batch_size": settings.batch_size, "crop": settings.augment.crop, "seed": settings.seed,
@@ -101,7 +109,7 @@ def benchmark(
 
 
 def _ratios(row: dict[str, Any], methods: Sequence[str]) -> dict[str, float]:
-    """What the speeds of a row make together, as far as they were measured.
+    """Return the ratios of the speeds in a row that were measured.
 
     >>> _ratios({"hard": 90.0, "ccl": 75.0, "ceiling": 100.0}, ["hard", "ccl"])
     {'of_ceiling': 0.9, 'ccl_over_hard': 1.2}
@@ -112,7 +120,7 @@ def _ratios(row: dict[str, Any], methods: Sequence[str]) -> dict[str, float]:
 
 
 def _fields(row: dict[str, Any], methods: Sequence[str]) -> list[str]:
-    """A row of figures as words: speeds, ratios, and the longest start; – for what was not measured."""
+    """Return the cells of a row: speeds, ratios and the longest start-up; – for what was not measured."""
 
     def field(key: str, form: str, unit: str = "") -> str:
         return f"{row[key]:{form}}{unit}" if key in row else "–"
@@ -128,7 +136,7 @@ def _fields(row: dict[str, Any], methods: Sequence[str]) -> list[str]:
 
 
 def _grid(measured: dict[str, Any]) -> list[list[str]]:
-    """Heads and rows, without columns of which nothing was measured."""
+    """Return the header and the rows, without columns in which nothing was measured."""
     methods = measured["settings"].get("methods", METHODS)
     times = [f"{method} time" for method in methods if method != "hard"]
     heads = ["backbone", "ceiling", *methods, "DataLoader", "of ceiling", *times, "over DataLoader", "start-up"]
@@ -138,7 +146,7 @@ def _grid(measured: dict[str, Any]) -> list[list[str]]:
 
 
 def results_table(measured: dict[str, Any]) -> Table:
-    """The figures as a table for the terminal."""
+    """Return the measurements as a table for the terminal."""
     heads, *rows = _grid(measured)
     table = Table(title=f"images per second, {measured['device']}", title_justify="left")
     for name in heads:
@@ -149,7 +157,7 @@ def results_table(measured: dict[str, Any]) -> Table:
 
 
 def markdown_table(measured: dict[str, Any]) -> str:
-    """The figures as Markdown, for a document."""
+    """Return the measurements as Markdown."""
     settings = measured["settings"]
     heads, *rows = _grid(measured)
     lines = [
@@ -162,73 +170,71 @@ def markdown_table(measured: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def _epochs(settings: Settings, data: PreparedData, scratch: Path, accelerator: str) -> dict[str, Any]:
+def _epochs(settings: Settings, data: PreparedData, folder: Path, accelerator: str) -> tuple[list[float], float]:
+    """Return the images per second of each epoch, and the seconds from set-up to the end of the first step."""
     fabric = make_fabric(settings, accelerator=accelerator)
-    run = RunFolder(scratch)
-    scratch.mkdir(parents=True)
-    # Nothing compiled before counts: the start is that of a first run on a machine.
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "compiled")
+    folder.mkdir(parents=True)
+    # An empty compiler cache, so that the start-up is that of the first run on a machine.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")
     began = time.monotonic()
-    training = Training(settings, run, fabric, data)
-    batch = next(iter(training.loader.epoch(0)))
-    training.step(batch)
-    if fabric.device.type == "cuda":
-        torch.cuda.synchronize()
-    first = time.monotonic() - began
+    training = Training(settings, RunFolder(folder), fabric, data)
+    training.step(next(iter(training.loader.epoch(0))))
+    _synchronize(fabric.device)
+    first_step = time.monotonic() - began
     training.fit(progress=False)
-    return {
-        "first_step_seconds": first,
-        "images_per_second": [record["images_per_second"] for record in training.records],
-    }
+    return [record["images_per_second"] for record in training.records], first_step
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _ceiling(settings: Settings, data: PreparedData, repeats: int, accelerator: str) -> float:
-    """Images per second of the network alone, on a fixed batch; the median of repeated timings."""
+    """Return the images per second of the network alone on a fixed batch."""
     fabric = make_fabric(settings, accelerator=accelerator)
     on_gpu = fabric.device.type == "cuda"
-    compile = on_gpu if settings.compile is None else settings.compile
+    compiling = on_gpu if settings.compile is None else settings.compile
     network = make_network(settings, data).to(memory_format=torch.channels_last)
     optimizer = make_optimizer(settings, network, on_gpu)
-    wrapped = fabric.setup_module(compiled(network) if compile else network)
+    wrapped = fabric.setup_module(compiled(network) if compiling else network)
     optimizer.param_groups[0]["params"] = list(network.classifier.parameters())
     size = settings.augment.crop
     images = torch.randn(settings.batch_size, 3, size, size, device=fabric.device)
     images = images.to(memory_format=torch.channels_last)
     labels = torch.randint(data.table.num_classes, (settings.batch_size,), device=fabric.device)
 
-    def gradients() -> None:
+    def compute_gradients() -> None:
         loss: Loss = wrapped(images, labels)
         fabric.backward(loss.total)
         if settings.clip > 0:
             torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
 
-    replay = recorded(gradients, optimizer) if on_gpu and compile else None
+    graph = capture_graph(compute_gradients, optimizer) if on_gpu and compiling else None
 
     def step() -> None:
-        if replay is None:
+        if graph is None:
             optimizer.zero_grad()
-            gradients()
+            compute_gradients()
         else:
-            replay.replay()
+            graph.replay()
         optimizer.step()
 
-    return _rate(step, settings.batch_size, repeats, on_gpu)
+    return _rate(step, settings.batch_size, repeats, fabric.device)
 
 
-def _rate(step: Any, images: int, repeats: int, on_gpu: bool) -> float:
-    """Images per second: steps for about a second, a few times over, after a warm-up."""
+def _rate(step: Callable[[], None], images: int, repeats: int, device: torch.device) -> float:
+    """Return the median images per second of ``repeats`` timings of at least half a second, after a warm-up."""
     for _ in range(3):
         step()
     count = 1
     rates: list[float] = []
     while len(rates) < repeats:
-        if on_gpu:
-            torch.cuda.synchronize()
+        _synchronize(device)
         began = time.perf_counter()
         for _ in range(count):
             step()
-        if on_gpu:
-            torch.cuda.synchronize()
+        _synchronize(device)
         seconds = time.perf_counter() - began
         if seconds < 0.5:
             count *= 2
@@ -237,12 +243,12 @@ def _rate(step: Any, images: int, repeats: int, on_gpu: bool) -> float:
     return statistics.median(rates)
 
 
-def _as_files(table: ImageTable, folder: Path) -> list[Path]:
-    """The images as files, as a DataLoader reads them; arrays are written as JPEG first."""
+def _write_files(table: ImageTable, folder: Path) -> list[Path]:
+    """Return the image files; images in memory are written as JPEG first."""
     if not isinstance(table.images, np.ndarray):
         return list(table.images)
     paths = [folder / f"{i}.jpg" for i in range(len(table))]
-    if folder.exists():  # written for another backbone
+    if folder.exists():  # written for the previous backbone
         return paths
     folder.mkdir(parents=True)
     for path, pixels in zip(paths, table.images, strict=True):
@@ -263,7 +269,10 @@ class _Files(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
 
 def _reference(settings: Settings, data: PreparedData, files: Sequence[Path], device: torch.device) -> float:
-    """What a user would write: torchvision v2, DataLoader, timm, autocast, SGD. One epoch after a warm-up."""
+    """Return the images per second of a usual script: torchvision v2, DataLoader, timm, autocast, SGD.
+
+    One epoch is timed after one to warm up.
+    """
     from torchvision.transforms import v2
 
     augment = settings.augment
@@ -306,11 +315,9 @@ def _reference(settings: Settings, data: PreparedData, files: Sequence[Path], de
             optimizer.step()
             yield len(images)
 
-    list(steps())  # workers started, files in the page cache, cuDNN warm
-    if on_gpu:
-        torch.cuda.synchronize()
+    list(steps())  # starts the workers, fills the page cache, warms up cuDNN
+    _synchronize(device)
     began = time.perf_counter()
     count = sum(steps())
-    if on_gpu:
-        torch.cuda.synchronize()
+    _synchronize(device)
     return count / (time.perf_counter() - began)

@@ -18,21 +18,23 @@ _NAME = re.compile(r"epoch-(\d{6})-step-(\d{8})\.pt")
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
+    """Return the checkpoints of a run, oldest first."""
     found = folder.glob("epoch-*-step-*.pt") if folder.is_dir() else ()
     return sorted(path for path in found if _NAME.fullmatch(path.name))
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any], epoch: int, step: int) -> Path:
-    """Write the state reached after ``epoch`` whole epochs and ``step`` steps of the next, then drop all but
-    the last two. If it cannot be written, the error names the checkpoint that still stands."""
+    """Write the state after ``epoch`` whole epochs and ``step`` steps of the next; keep the last two checkpoints.
+
+    If it cannot be written, the error names the previous checkpoint, which is kept.
+    """
     path = folder / f"epoch-{epoch:06d}-step-{step:08d}.pt"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda file: torch.save(state, file))
     except (OSError, InputError, RuntimeError) as error:  # torch's writer reports a full disk as RuntimeError
-        standing = checkpoints(folder)
-        kept = f"{standing[-1]} still stands and can be resumed" if standing else "there is no earlier one"
+        previous = checkpoints(folder)
+        kept = f"{previous[-1]} is intact and can be resumed" if previous else "there is no earlier checkpoint"
         raise InputError(f"the checkpoint {path.name} could not be written ({error}); {kept}.") from error
     for old in checkpoints(folder)[:-KEPT]:
         old.unlink(missing_ok=True)
@@ -40,8 +42,10 @@ def save_checkpoint(folder: Path, state: dict[str, Any], epoch: int, step: int) 
 
 
 class CheckpointWriter:
-    """Writes checkpoints beside the training: the state is copied at once, the disk is waited for in a thread.
-    An error shows at the next ``save`` or at ``close``."""
+    """Writes checkpoints in a thread: ``save`` copies the state and returns before it is on the disk.
+
+    An error is raised by the next ``save`` or by ``close``.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,8 +54,7 @@ class CheckpointWriter:
 
     def save(self, state: dict[str, Any], epoch: int, step: int) -> None:
         self.close()
-        copied = _copied(state)
-        self._thread = threading.Thread(target=self._write, args=(copied, epoch, step))
+        self._thread = threading.Thread(target=self._write, args=(_copy_to_cpu(state), epoch, step))
         self._thread.start()
 
     def _write(self, state: dict[str, Any], epoch: int, step: int) -> None:
@@ -61,6 +64,7 @@ class CheckpointWriter:
             self._error = error
 
     def close(self) -> None:
+        """Wait for the checkpoint that is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -69,19 +73,19 @@ class CheckpointWriter:
             raise error
 
 
-def _copied(value: Any) -> Any:
-    """The same nested state with its tensors copied to the CPU."""
+def _copy_to_cpu(value: Any) -> Any:
+    """Return the same nested state with its tensors copied to the CPU."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: _copy_to_cpu(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_copied(item) for item in value]
+        return [_copy_to_cpu(item) for item in value]
     return value
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Load a checkpoint; files that carry anything but tensors and plain values are refused."""
+    """Load a checkpoint; files that contain anything but tensors and plain values are refused."""
     try:
         state = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
@@ -97,13 +101,15 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 
 
 def load_latest(folder: Path, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-    """The newest checkpoint of a run, or None where there is none. One that cannot be read is not skipped in
-    silence: the error says which older one could be used instead."""
+    """Load the newest checkpoint of a run; None if there is none.
+
+    An unreadable checkpoint is not skipped: the error names the older one that could be used instead.
+    """
     found = checkpoints(folder)
     if not found:
         return None
     try:
         return load_checkpoint(found[-1], device)
     except InputError as error:
-        older = f" Remove it to go on from {found[-2].name}." if len(found) > 1 else ""
+        older = f" Remove it to resume from {found[-2].name}." if len(found) > 1 else ""
         raise InputError(f"{error}{older}") from error

@@ -1,11 +1,11 @@
-"""What a person sees of a run while it trains: a live bar, a line an epoch, TensorBoard."""
+"""What the user sees and sends during training: progress bar, one line per epoch, TensorBoard, stop signals."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -18,28 +18,26 @@ from torch import Tensor
 
 from cclnet.runs.folder import RunFolder
 
-# A signal, or the end of the time a run is given, ends it between two steps, with a checkpoint.
-
-
-CHECK_EVERY = 50  # steps between two questions among ranks: asking waits for the device
+STOP_CHECK_STEPS = 50  # steps between two agreements of the ranks on stopping, which wait for the device
+REFRESH_SECONDS = 0.5  # between two updates of the progress bar, which read the loss and wait for the device
 
 
 class StopRequest:
-    """While active, the first SIGTERM or SIGINT is only noted; a second one acts as usual.
+    """While active, the first SIGTERM or SIGINT requests a stop between two steps; a second one acts as usual.
 
-    Ranks must stop at the same step, so several of them ask each other, every 50 steps and after an epoch.
+    All ranks must stop at the same step, so they exchange requests every STOP_CHECK_STEPS steps and after each epoch.
     """
 
     def __init__(self, fabric: Fabric, max_minutes: float = 0.0) -> None:
         self.fabric = fabric
-        self.received = 0  # the signal, if any
-        self.until = time.monotonic() + 60 * max_minutes if max_minutes else float("inf")
-        self._before: dict[int, Any] = {}
+        self.received = 0  # number of the signal
+        self.deadline = time.monotonic() + 60 * max_minutes if max_minutes else float("inf")
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._note)
+                self._previous[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(
@@ -47,39 +45,42 @@ class StopRequest:
     ) -> None:
         self._restore()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         self._restore()
 
     def _restore(self) -> None:
-        while self._before:
-            number, handler = self._before.popitem()
+        while self._previous:
+            number, handler = self._previous.popitem()
             signal.signal(number, handler)
 
-    def asked(self, step: int | None = None) -> bool:
-        """Whether to stop, the same answer on every rank. ``step`` is None between epochs."""
+    def requested(self, step: int | None = None) -> bool:
+        """Return whether to stop, the same on every rank. ``step`` is None between epochs."""
         if self.fabric.world_size > 1:
-            if step is not None and step % CHECK_EVERY:
+            if step is not None and step % STOP_CHECK_STEPS:
                 return False
-            own = torch.tensor([self.received, time.monotonic() > self.until], device=self.fabric.device)
-            anyone: list[int] = self.fabric.all_reduce(own.float(), reduce_op="max").int().tolist()
-            self.received = anyone[0]
-            return any(anyone)
-        return bool(self.received) or time.monotonic() > self.until
-
-
-PACE = 0.5  # seconds between two looks at the running loss, each of which waits for the device
+            own = torch.tensor([self.received, time.monotonic() > self.deadline], device=self.fabric.device)
+            any_rank: list[int] = self.fabric.all_reduce(own.float(), reduce_op="max").int().tolist()
+            self.received = any_rank[0]
+            return any(any_rank)
+        return bool(self.received) or time.monotonic() > self.deadline
 
 
 class Display:
-    """Live progress on a terminal, plain lines elsewhere; silent on all ranks but the first."""
+    """A progress bar on a terminal, plain lines elsewhere, and TensorBoard.
 
-    def __init__(self, run: RunFolder, epochs: int, steps: int, done: int, shown: bool, written: bool) -> None:
-        self.epochs = epochs
-        self.steps = steps
-        self.written = written
-        self.console = Console(quiet=not shown)
-        self.live = shown and self.console.is_terminal
+    Args:
+        run: where TensorBoard's files are written.
+        epochs, steps: number of epochs, and of steps per epoch.
+        done: steps that were completed before.
+        show: print progress.
+        tensorboard: write TensorBoard's files.
+    """
+
+    def __init__(self, run: RunFolder, epochs: int, steps: int, done: int, *, show: bool, tensorboard: bool) -> None:
+        self.run, self.epochs, self.steps, self.tensorboard = run, epochs, steps, tensorboard
+        self.console = Console(quiet=not show)
+        self.live = show and self.console.is_terminal
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -87,18 +88,17 @@ class Display:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[words]}"),
+            TextColumn("{task.fields[status]}"),
             console=self.console,
             disable=not self.live,
             transient=True,
         )
-        self.task = self.progress.add_task("training", total=epochs * steps, completed=done, words="")
-        self.run = run
+        self.task = self.progress.add_task("training", total=epochs * steps, completed=done, status="")
         self.writer: Any = None
-        self._looked = time.monotonic()
+        self._refreshed = time.monotonic()
 
     def __enter__(self) -> Display:
-        if self.written:
+        if self.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
             done = len(self.run.read_history())
@@ -113,29 +113,28 @@ class Display:
         if self.writer is not None:
             self.writer.close()
 
-    def step(self, epoch: int, step: int, images: int, since: float, sums: Tensor, words: str) -> float | None:
-        """After step number ``step`` of an epoch (0 the first): move the bar, at its own pace. Returns the mean loss
-        so far where it was looked at."""
-        if not self.live or time.monotonic() - self._looked < PACE:
+    def step(self, epoch: int, step: int, images: int, since: float, sums: Tensor, softness: str) -> float | None:
+        """Update the progress bar after a step (counted from 0). Return the mean loss so far if it was read."""
+        if not self.live or time.monotonic() - self._refreshed < REFRESH_SECONDS:
             return None
-        self._looked = time.monotonic()
+        self._refreshed = time.monotonic()
         loss = float(sums[0]) / (step + 1)
         rate = images / max(time.monotonic() - since, 1e-9)
         self.progress.update(
             self.task,
             description=f"epoch {epoch + 1}/{self.epochs}",
             completed=epoch * self.steps + step + 1,
-            words=f"{rate:,.0f} images/s  loss {loss:.3f}  {words}",
+            status=f"{rate:,.0f} images/s  loss {loss:.3f}  {softness}",
         )
         return loss
 
-    def epoch(self, record: Mapping[str, float], matrix: Tensor | None, classes: Sequence[str], words: str) -> None:
-        """After an epoch: one line, and TensorBoard's scalars and matrix."""
+    def epoch(self, record: Mapping[str, float], soft_labels: Tensor | None, softness: str) -> None:
+        """Print one line after an epoch; write its scalars and soft labels for TensorBoard."""
         epoch = int(record["epoch"])
         accuracy = f"  val accuracy {record['val_accuracy']:.4f}" if "val_accuracy" in record else ""
         self.console.print(
             f"epoch {epoch:>4}/{self.epochs}  loss {record['loss']:.4f}{accuracy}  "
-            f"{record['images_per_second']:,.0f} images/s  {words}",
+            f"{record['images_per_second']:,.0f} images/s  {softness}",
             highlight=False,
         )
         if self.writer is None:
@@ -143,13 +142,13 @@ class Display:
         for name, value in record.items():
             if name != "epoch":
                 self.writer.add_scalar(name, value, epoch)
-        if matrix is not None and (epoch == 1 or epoch % max(self.epochs // 20, 1) == 0 or epoch == self.epochs):
-            self.writer.add_image("soft labels", matrix_image(matrix), epoch, dataformats="HWC")
+        if soft_labels is not None and (epoch in (1, self.epochs) or epoch % max(self.epochs // 20, 1) == 0):
+            self.writer.add_image("soft labels", matrix_image(soft_labels), epoch, dataformats="HWC")
         self.writer.flush()
 
 
 def matrix_image(matrix: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A [K, K] matrix as a picture, each cell at least 16 pixels wide, [H, W, 3]."""
+    """Return a [K, K] matrix as an image [H, W, 3] with cells of at least 16 pixels."""
     from matplotlib import colormaps
 
     values = matrix.float().cpu().numpy()
@@ -158,13 +157,14 @@ def matrix_image(matrix: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return (colours * 255).astype(np.uint8).repeat(cell, axis=0).repeat(cell, axis=1)
 
 
-def softness_in_words(logged: Mapping[str, float], collapse: float | None) -> str:
-    """
-    >>> softness_in_words({"softness": 0.44, "frozen": 1.0}, 0.5519), softness_in_words({"softness": 0.8}, None)
+def format_softness(record: Mapping[str, float], collapse: float | None) -> str:
+    """Return the softness of an epoch's record as text, empty without one.
+
+    >>> format_softness({"softness": 0.44, "frozen": 1.0}, 0.5519), format_softness({"softness": 0.8}, None)
     ('softness 0.440 (collapse 0.552)  frozen', 'softness 0.800')
     """
-    if "softness" not in logged:
+    if "softness" not in record:
         return ""
-    against = "" if collapse is None else f" (collapse {collapse:.3f})"
-    frozen = "  frozen" if logged.get("frozen") else ""
-    return f"softness {logged['softness']:.3f}{against}{frozen}"
+    reference = "" if collapse is None else f" (collapse {collapse:.3f})"
+    frozen = "  frozen" if record.get("frozen") else ""
+    return f"softness {record['softness']:.3f}{reference}{frozen}"

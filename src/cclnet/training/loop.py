@@ -1,4 +1,4 @@
-"""The training loop: read it from ``train`` downwards."""
+"""The training loop. Read it from ``train`` downwards."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import TrainedInfo
 from cclnet.settings import Settings
 from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_latest
-from cclnet.training.console import Display, StopRequest, softness_in_words
-from cclnet.training.cuda_graph import compiled, rehearsal
+from cclnet.training.console import Display, StopRequest, format_softness
+from cclnet.training.cuda_graph import compiled
 from cclnet.training.setup import (
     PreparedData,
-    check_shares,
+    check_batch_size,
     make_deterministic,
     make_fabric,
     make_network,
@@ -37,7 +37,7 @@ from cclnet.training.setup import (
     train_loader,
 )
 from cclnet.training.step import TrainStep
-from cclnet.training.validate import Tester, WeightAverage, describe, write_outcome
+from cclnet.training.validate import Tester, WeightAverage, describe, write_artifacts
 
 EpochHook = Callable[[dict[str, Any], CCLNet], None]
 
@@ -52,15 +52,15 @@ def train(
     progress: bool = True,
     on_epoch: EpochHook | None = None,
 ) -> Path:
-    """Train a classifier and write its run folder; returns the folder.
+    """Train a classifier, write its run folder and return the folder.
 
     Args:
-        settings: what to run; None resumes the run in ``out`` with its own settings, exactly where it stopped.
+        settings: settings of a new run; None resumes the run in ``out`` with its own settings where it stopped.
         out: the run folder.
-        devices: processes to start here (one a device). Under torchrun or SLURM they say.
+        devices: processes to start, one per device. torchrun and SLURM override it.
         accelerator: "auto", "cpu" or "cuda".
         cache_dir: folder for decoded images, instead of the one in the settings; a new run records it.
-        progress: show a live bar and a line an epoch.
+        progress: show a progress bar and one line per epoch.
         on_epoch: called after each epoch with its record and the network.
     """
     run = RunFolder(out)
@@ -76,41 +76,38 @@ def train(
         run.create(settings)
     fabric.barrier()
     try:
-        data = prepare_data(settings, run, fabric)
-        training = Training(settings, run, fabric, data)
-    except Exception:
-        if fabric.is_global_zero and not resumed:
-            run.discard()  # nothing was begun: the folder stays free for a better start
-        raise
-    if resumed:
-        training.restore()
-    try:
+        training = Training(settings, run, fabric, prepare_data(settings, run, fabric))
+        if resumed:
+            training.restore()
         training.fit(progress, on_epoch)
     except Exception:
         if fabric.is_global_zero and not resumed:
-            run.discard()  # where no checkpoint was reached there is nothing to go on with
+            run.discard()  # without a checkpoint there is nothing to resume, and the folder can be used again
         raise
     training.finish()
     return run.path
 
 
 class Training:
-    """A run in the making. What a checkpoint holds is exactly what ``state`` returns."""
+    """The state of a run. A checkpoint contains exactly what ``state`` returns."""
 
     def __init__(self, settings: Settings, run: RunFolder, fabric: Fabric, data: PreparedData) -> None:
         self.settings, self.run, self.fabric, self.data = settings, run, fabric, data
         on_gpu = fabric.device.type == "cuda"
         compiling = on_gpu if settings.compile is None else settings.compile
         if compiling:
-            torch._dynamo.reset()  # it keeps few versions of a function: those of earlier runs must not use them up
-        begun = bool(checkpoints(run.checkpoints))  # all weights will come from there
-        self.network = make_network(settings, data, begun).to(memory_format=torch.channels_last)
-        check_shares(settings, self.network, fabric.world_size)
+            torch.compiler.reset()  # earlier runs in this process would use up the limit of versions per function
+        resumed = bool(checkpoints(run.checkpoints))
+        self.network = make_network(settings, data, resumed).to(memory_format=torch.channels_last)
+        check_batch_size(settings, self.network, fabric.world_size)
         if settings.unsoften:
             target = self.network.method.target()
             if target is None:
-                raise InputError(f"there are no soft labels to take out again (unsoften): {settings.method} has none.")
-            inverse_of(target.double())  # refuses labels that cannot be taken out, before anything is trained
+                raise InputError(
+                    f"unsoften needs a method with fixed soft labels, and method '{settings.method}' has none. Choose "
+                    "another method, or turn unsoften off."
+                )
+            inverse_of(target.double())  # a singular matrix is refused before training
         if settings.batch_norm == "sync":
             if not on_gpu:
                 raise InputError("batch_norm 'sync' needs GPUs: on a CPU use 'batch' or 'frozen'.")
@@ -118,9 +115,7 @@ class Training:
         self.loader = train_loader(settings, data, fabric)
         wrapped = fabric.setup_module(compiled(self.network) if compiling else self.network)
         self.optimizer = make_optimizer(settings, self.network, on_gpu)
-        self.average = None
-        if settings.ema:
-            self.average = WeightAverage(self.network.classifier, settings.ema)
+        self.average = WeightAverage(self.network.classifier, settings.ema) if settings.ema else None
         dtype = torch.float64 if settings.precision == "64" else torch.float32
         self.mean = torch.tensor(settings.input_mean, dtype=dtype, device=fabric.device)
         self.std = torch.tensor(settings.input_std, dtype=dtype, device=fabric.device)
@@ -131,43 +126,41 @@ class Training:
             settings.augment,
             self.mean,
             self.std,
-            settings.clip,
-            settings.accumulate,
+            clip=settings.clip,
+            accumulate=settings.accumulate,
             compile=compiling,
             capture=compiling and on_gpu and fabric.world_size == 1,
-            rehearsal=self._rehearsal,
         )
-        self.records: list[dict[str, Any]] = []
-        self.epoch = 0  # whole epochs done
-        self.steps = 0  # steps of the next epoch done
-        self.sums: Tensor | None = None  # losses of those steps, summed
-        self.bad_step = torch.tensor(-1, device=fabric.device)  # the first whose loss is not finite, if any
-        self.seconds = 0.0  # of training, over all resumes
+        self.records: list[dict[str, Any]] = []  # one per epoch, the content of metrics.jsonl
+        self.epoch = 0  # completed epochs
+        self.steps = 0  # completed steps of the next epoch
+        self.sums: Tensor | None = None  # sums of the losses over those steps
+        self.bad_step = torch.tensor(-1, device=fabric.device)  # first step with a loss that is not finite
+        self.seconds = 0.0  # training time, over all resumes
         self.best: dict[str, float] = {}
         self.writer = CheckpointWriter(run.checkpoints)
-        rows = data.rows("val")
-        self._validation = self._tester(rows) if len(rows) else None
-
-    # ---- the loop ----------------------------------------------------------------------------------------------
+        val_rows = data.rows("val")
+        self._validation = self._tester(val_rows) if len(val_rows) else None
 
     def fit(self, progress: bool, on_epoch: EpochHook | None = None) -> None:
-        """Train from where the run stands to its last epoch (or the last minute it is given)."""
-        began = time.monotonic()
-        before = self.seconds
+        """Train to the last epoch, until ``max_minutes`` are over, or until a signal arrives."""
+        began, seconds_before = time.monotonic(), self.seconds
         done = self.epoch * len(self.loader) + self.steps
-        first = self.fabric.is_global_zero
-        display = Display(self.run, self.settings.epochs, len(self.loader), done, progress and first, written=first)
+        rank_zero = self.fabric.is_global_zero
+        display = Display(
+            self.run, self.settings.epochs, len(self.loader), done, show=progress and rank_zero, tensorboard=rank_zero
+        )
         with StopRequest(self.fabric, self.settings.max_minutes) as stop, display, closing(self.writer):
-            while self.epoch < self.settings.epochs and not stop.asked():
-                whole = self._train_epoch(stop, display)
-                self.seconds = before + time.monotonic() - began
-                if not whole:
-                    self.sums = self._check_losses()  # of all ranks: one of them saves for all
+            while self.epoch < self.settings.epochs and not stop.requested():
+                completed = self._train_epoch(stop, display)
+                self.seconds = seconds_before + time.monotonic() - began
+                if not completed:
+                    self.sums = self._check_losses()  # averaged over the ranks, because rank 0 saves for all
                     self._save()
                     break
-                record = self._close_epoch()
-                self.seconds = before + time.monotonic() - began
-                display.epoch(record, self.network.soft_labels(), self.data.table.classes, self._words(record))
+                record = self._end_epoch()
+                self.seconds = seconds_before + time.monotonic() - began
+                display.epoch(record, self.network.soft_labels(), self._softness(record))
                 self._save()
                 if on_epoch is not None:
                     on_epoch(record, self.network)
@@ -175,15 +168,17 @@ class Training:
                 raise Interrupted(self.run.path, stop.received)
 
     def _train_epoch(self, stop: StopRequest, display: Display) -> bool:
-        """Train to the end of the epoch; False if it was asked to stop before."""
+        """Train to the end of the epoch; return False if stopped before it."""
         if self.steps == 0:
-            # Keyed like the data, so that what dropout draws does not depend on how often a run was resumed.
-            torch.manual_seed(_mix(self.settings.seed, self.epoch, self.fabric.global_rank))
-        self._training_mode()
+            # Seeded per epoch, so that dropout does not depend on how often a run was resumed.
+            torch.manual_seed(_combine_seeds(self.settings.seed, self.epoch, self.fabric.global_rank))
+        self._set_training_mode()
         self._epoch_began, self._first_step = time.monotonic(), self.steps
-        words = self._words(self.records[-1] if self.records else {})
+        softness = self._softness(self.records[-1] if self.records else {})
         for step, batch in enumerate(self.loader.epoch(self.epoch, start=self.steps), start=self.steps):
-            self._set_rates(self.epoch + step / len(self.loader))
+            factor = rate_factor(self.settings, self.epoch + step / len(self.loader))
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
             try:
                 losses = self.step(batch).double()
             except NotFinite as error:
@@ -193,26 +188,33 @@ class Training:
             self.steps = step + 1
             if self.average is not None:
                 self.average.update_parameters(self.network.classifier)
-            loss = display.step(self.epoch, step, self._images_seen(), self._epoch_began, self.sums, words)
+            loss = display.step(self.epoch, step, self._images_seen(), self._epoch_began, self.sums, softness)
             if loss is not None and not math.isfinite(loss):
-                self._check_losses(of_this_rank=True)  # the others are not here to be asked
-            if self.steps < len(self.loader) and stop.asked(step):
+                self._check_losses(local=True)  # the other ranks are not at this point
+            if self.steps < len(self.loader) and stop.requested(step):
                 return False
         return True
 
+    def _set_training_mode(self) -> None:
+        self.network.train()
+        if self.settings.batch_norm == "frozen":
+            for module in self.network.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+
     def _images_seen(self) -> int:
-        """Images of this epoch, over all ranks, since it was begun or resumed."""
+        """Return the images of this epoch over all ranks since it was started or resumed."""
         return (self.steps - self._first_step) * self.loader.batch_size
 
-    def _close_epoch(self) -> dict[str, Any]:
-        """Check and log the epoch, apply the method's end-of-epoch rule, move on to the next."""
-        sums = self._check_losses()  # waits for the device: the epoch's time is complete after it
+    def _end_epoch(self) -> dict[str, Any]:
+        """Check the losses, end the method's epoch, validate, and return the record of the epoch."""
+        sums = self._check_losses()  # waits for the device, so the time of the epoch is complete after it
         seconds = time.monotonic() - self._epoch_began
         means = (sums / self.steps).tolist()
         record: dict[str, Any] = {"epoch": self.epoch + 1, **dict(zip(self.step.terms, means, strict=True))}
         rates = [group["lr"] for group in self.optimizer.param_groups]
         record.update(zip(("lr", "lr_method"), rates, strict=False))
-        record.update(self.network.method.end_epoch())  # after lr: the report reads the keys before it as loss terms
+        record.update(self.network.method.end_epoch())  # after lr: the report reads the keys before lr as loss terms
         record.update(seconds=seconds, images_per_second=self._images_seen() / seconds)
         self.epoch, self.steps, self.sums = self.epoch + 1, 0, None
         if self.epoch % self.settings.validate_every == 0 or self.epoch == self.settings.epochs:
@@ -222,98 +224,74 @@ class Training:
             self.run.write_history(self.records)
         return record
 
-    def _check_losses(self, of_this_rank: bool = False) -> Tensor:
-        """The summed losses, averaged over ranks; a loss that is not finite ends the run, with nothing written."""
+    def _validate(self) -> dict[str, float]:
+        self._broadcast_buffers()
+        scores = self._validation.scores(self.shipped_classifier) if self._validation else {}
+        self._check_logits(math.isfinite(scores.get("val_loss", 0.0)))
+        if scores.get("val_accuracy", -1.0) > self.best.get("val_accuracy", -1.0):
+            self.best = {"val_accuracy": scores["val_accuracy"], "epoch": float(self.epoch)}
+        return scores
+
+    def _check_losses(self, local: bool = False) -> Tensor:
+        """Return the summed losses, averaged over ranks unless ``local``; raise if they are not finite."""
         assert self.sums is not None
-        sums: Tensor = self.sums if of_this_rank else self.fabric.all_reduce(self.sums, reduce_op="mean")
+        sums: Tensor = self.sums if local else self.fabric.all_reduce(self.sums, reduce_op="mean")
         if not bool(torch.isfinite(sums).all()):
             bad = ", ".join(n for n, v in zip(self.step.terms, sums.tolist(), strict=True) if not math.isfinite(v))
             raise self._diverged(f"not finite: {bad}", int(self.bad_step), self.epoch + 1)
         return sums.cpu()
 
     def _check_logits(self, finite: bool) -> None:
-        """Weights can run away in the last steps of an epoch, after its losses."""
+        """Raise if the weights diverged in the last steps of an epoch, after its losses were computed."""
         if not finite:
-            raise self._diverged("what it says of images is not finite", len(self.loader), self.epoch)
+            raise self._diverged("not finite: logits", len(self.loader), self.epoch)
 
-    def _diverged(self, what: str, step: int, epoch: int) -> NotFinite:
-        self.writer.close()  # what is still being written is good
+    def _diverged(self, reason: str, step: int, epoch: int) -> NotFinite:
+        self.writer.close()  # the checkpoint being written is good
         kept = checkpoints(self.run.checkpoints)
         good = f"the last good checkpoint is {kept[-1]}" if kept else "there is no earlier checkpoint"
         return NotFinite(
-            f"training diverged at step {step} of epoch {epoch} ({what}). Nothing was overwritten; {good}. "
+            f"training diverged at step {step} of epoch {epoch} ({reason}). Nothing was overwritten; {good}. "
             "Lower lr, set clip or warmup_epochs, or check the images."
         )
 
-    # ---- what the loop uses ------------------------------------------------------------------------------------
-
-    def _training_mode(self) -> None:
-        self.network.train()
-        if self.settings.batch_norm == "frozen":
-            for module in self.network.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    module.eval()
-
-    def _set_rates(self, epoch: float) -> None:
-        factor = rate_factor(self.settings, epoch)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
-
-    def _words(self, record: dict[str, Any]) -> str:
-        return softness_in_words(record, self.network.method.collapse_softness)
+    def _softness(self, record: dict[str, Any]) -> str:
+        return format_softness(record, self.network.method.collapse_softness)
 
     @property
-    def tested(self) -> Classifier:
-        """The classifier that is tested and shipped: the averaged one where there is one."""
+    def shipped_classifier(self) -> Classifier:
+        """The classifier that is evaluated and shipped: with averaged weights if ``ema`` is set."""
         return self.network.classifier if self.average is None else cast(Classifier, self.average.module)
 
-    def _validate(self) -> dict[str, float]:
-        self._agree_on_averages()
-        scores = self._validation.validate(self.tested) if self._validation else {}
-        self._check_logits(math.isfinite(scores.get("val_loss", 0.0)))
-        if scores.get("val_accuracy", -1.0) > self.best.get("val_accuracy", -1.0):
-            self.best = {"val_accuracy": scores["val_accuracy"], "epoch": float(self.epoch)}
-        return scores
-
-    def _agree_on_averages(self) -> None:
-        """The averages of batch norm are each rank's own after a step; what is tested is what is shipped, rank 0's."""
+    def _broadcast_buffers(self) -> None:
+        """Copy the batch norm statistics of rank 0, which are shipped, to all ranks, which evaluate together."""
         if self.fabric.world_size > 1:
-            for buffer in self.tested.buffers():
+            for buffer in self.shipped_classifier.buffers():
                 torch.distributed.broadcast(buffer, 0)
 
     def _tester(self, rows: npt.NDArray[np.intp]) -> Tester:
         return Tester(self.settings, self.data, rows, self.fabric, self.mean, self.std)
 
     def finish(self) -> None:
-        """Test every part but the training part, and write what the run leaves behind."""
+        """Evaluate all splits except the training split and write the artifacts of the run."""
         rows = np.flatnonzero(self.data.splits != "train")
-        self._agree_on_averages()
-        logits = self._tester(rows).logits(self.tested)
+        self._broadcast_buffers()
+        logits = self._tester(rows).logits(self.shipped_classifier)
         self._check_logits(bool(logits.isfinite().all()))
         if self.fabric.is_global_zero:
-            self._write_outcome(rows, logits)
-        self.fabric.barrier()  # nobody goes on to read what is still being written
-
-    def _write_outcome(self, rows: npt.NDArray[np.intp], logits: Tensor) -> None:
-        trained = TrainedInfo(epochs=self.epoch, best=self.best, seconds=round(self.seconds, 3))
-        target = self.network.method.target() if self.settings.unsoften else None
-        description = describe(
-            self.settings, self.data, self.fabric, trained, self.network.method.collapse_softness, target
-        )
-        write_outcome(self.run, self.data, self.network, self.tested, rows, logits, description)
-
-    def _rehearsal(self) -> Callable[[], None]:
-        """What libraries do when they first see the network, to be done beside the compiling."""
-        size = self.settings.augment.crop
-        images = self.loader.batch_size // self.fabric.world_size // self.settings.accumulate
-        shape = (images, 3, size, size)
-        return rehearsal(self.network.classifier, shape, self.fabric.device, self.fabric.autocast)
-
-    # ---- keeping -----------------------------------------------------------------------------------------------
+            method = self.network.method
+            trained = TrainedInfo(epochs=self.epoch, best=self.best, seconds=round(self.seconds, 3))
+            target = method.target() if self.settings.unsoften else None
+            description = describe(self.settings, self.data, self.fabric, trained, method.collapse_softness, target)
+            write_artifacts(self.run, self.data, self.network, self.shipped_classifier, rows, logits, description)
+        self.fabric.barrier()  # no rank reads the artifacts before they are written
 
     def state(self) -> dict[str, Any]:
+        """Return the state to save. Collective: every rank must call it, because it gathers their random states."""
+        device = self.fabric.device
         random = torch.get_rng_state()
-        device_random = torch.cuda.get_rng_state() if self.fabric.device.type == "cuda" else torch.empty(0)
+        device_random = torch.cuda.get_rng_state() if device.type == "cuda" else torch.empty(0)
+        ranks = self.fabric.world_size
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -324,11 +302,9 @@ class Training:
             "terms": self.step.terms,
             "seconds": self.seconds,
             "best": self.best,
-            # One row a rank: dropout draws differ between them.
-            "random": self.fabric.all_gather(random.to(self.fabric.device)).cpu().view(-1, len(random)),
-            "device_random": self.fabric.all_gather(device_random.to(self.fabric.device))
-            .cpu()
-            .view(self.fabric.world_size, -1),
+            # One row per rank, because dropout differs between ranks.
+            "random": self.fabric.all_gather(random.to(device)).cpu().view(ranks, -1),
+            "device_random": self.fabric.all_gather(device_random.to(device)).cpu().view(ranks, -1),
         }
 
     def _save(self) -> None:
@@ -337,7 +313,7 @@ class Training:
             self.writer.save(state, self.epoch, self.steps)
 
     def restore(self) -> None:
-        """Go on from the newest checkpoint; without one, from the beginning."""
+        """Load the newest checkpoint; without one, start from the beginning."""
         state = load_latest(self.run.checkpoints)
         if state is None:
             return
@@ -350,13 +326,15 @@ class Training:
         self.step.terms = state["terms"]
         self.seconds, self.best = state["seconds"], state["best"]
         self.records = self.run.read_history()[: self.epoch]
-        if len(state["random"]) == self.fabric.world_size:  # else the next epoch draws its own
-            # Copies: torch reads a row of a table from the wrong place.
+        if (
+            len(state["random"]) == self.fabric.world_size
+        ):  # with other ranks the random state is that of the next epoch
+            # Cloned, because set_rng_state ignores the offset of a row in its storage.
             torch.set_rng_state(state["random"][self.fabric.global_rank].clone())
             if self.fabric.device.type == "cuda" and state["device_random"].numel():
                 torch.cuda.set_rng_state(state["device_random"][self.fabric.global_rank].clone())
 
 
-def _mix(*numbers: int) -> int:
-    """One seed from several numbers, without the collisions of adding them."""
+def _combine_seeds(*numbers: int) -> int:
+    """Return one seed from several numbers, without the collisions of a sum."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

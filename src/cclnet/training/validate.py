@@ -1,4 +1,4 @@
-"""What a run leaves behind: the model with its description, the correlation matrix, the predictions."""
+"""Evaluation of a classifier during and after training, and the artifacts of a finished run."""
 
 from __future__ import annotations
 
@@ -24,30 +24,28 @@ from cclnet.runs.provenance import source_commit, versions
 from cclnet.settings import Settings, in_json
 from cclnet.training.setup import PreparedData
 
-# An exponential average of the weights, which is then what is tested and shipped.
-
 
 class WeightAverage(AveragedModel):
-    """Keeps ``decay`` of itself at every step, less at first, ``min(decay, (1 + n) / (10 + n))``: with .999 throughout,
-    a run of a thousand steps would ship a third of its random start."""
+    """Exponential moving average of the weights.
+
+    After n steps the decay is min(decay, (1 + n) / (10 + n)): with a constant 0.999, a run of a thousand steps would
+    keep a third of its random initial weights.
+    """
 
     def __init__(self, network: nn.Module, decay: float) -> None:
         self.decay = decay
-        super().__init__(network, multi_avg_fn=self._move, use_buffers=True)
+        super().__init__(network, multi_avg_fn=self._update, use_buffers=True)
 
-    def _move(self, averaged: Sequence[Tensor], current: Sequence[Tensor], _: Tensor | int) -> None:
-        if not averaged[0].is_floating_point():  # counts
+    def _update(self, averaged: Sequence[Tensor], current: Sequence[Tensor], _: Tensor | int) -> None:
+        if not averaged[0].is_floating_point():  # counters
             torch._foreach_copy_(list(averaged), list(current))
             return
-        steps = int(self.n_averaged)  # on the host, where what is handed over would have to be waited for
+        steps = int(self.n_averaged)  # kept on the host; the argument is on the device, and reading it would wait
         torch._foreach_lerp_(list(averaged), list(current), 1.0 - min(self.decay, (1.0 + steps) / (10.0 + steps)))
 
 
-# Testing a classifier on a part of the data: every image once, whatever the number of ranks.
-
-
 class Tester:
-    """Central crops of some rows of the data, kept ready for testing again and again."""
+    """Computes logits of central crops of some rows of the data, each image once over all ranks."""
 
     def __init__(
         self,
@@ -76,23 +74,24 @@ class Tester:
 
     @torch.no_grad()
     def logits(self, classifier: Classifier) -> Tensor:
-        """Logits of all rows in their order, [N, K] float64 on the CPU, on every rank.
+        """Return the logits of all rows in order, [N, K] float64 on the CPU, on every rank.
 
-        In full precision: half precision is for speed in training, and would show in the probabilities. Each rank
-        fills its share of a table of zeros, so that the sum over ranks counts each image once.
+        They are computed in full precision, because the error of half precision would show in the probabilities. Each
+        rank fills its rows of a zero matrix, so that the sum over ranks counts each image once.
         """
         classifier.eval()
         device, shape = self.fabric.device, (len(self.labels), self.num_classes)
         own = torch.zeros(shape, dtype=self.mean.dtype, device=device)
-        place = {int(row): position for position, row in enumerate(self.loader.rows)}
+        position = {int(row): index for index, row in enumerate(self.loader.rows)}
         for batch in self.loader.epoch():
             images = normalise(batch.crops, self.mean, self.std).to(own.dtype)
-            at = torch.tensor([place[int(row)] for row in batch.rows], device=device)
+            at = torch.tensor([position[int(row)] for row in batch.rows], device=device)
             own[at] = classifier.logits(classifier.features(images)).to(own.dtype)
         total: Tensor = self.fabric.all_reduce(own, reduce_op="sum") if self.fabric.world_size > 1 else own
         return total.double().cpu()
 
-    def validate(self, classifier: Classifier) -> dict[str, float]:
+    def scores(self, classifier: Classifier) -> dict[str, float]:
+        """Return val_loss, and val_accuracy for single-label data."""
         logits = self.logits(classifier)
         if self.labels.dim() == 2:
             return {"val_loss": float(binary_cross_entropy_with_logits(logits, self.labels.double()))}
@@ -100,7 +99,7 @@ class Tester:
         return {"val_loss": float(cross_entropy(logits, self.labels)), "val_accuracy": float(right.mean())}
 
 
-def write_outcome(
+def write_artifacts(
     run: RunFolder,
     data: PreparedData,
     network: CCLNet,
@@ -114,16 +113,16 @@ def write_outcome(
 
     weights = {name: value.contiguous().cpu() for name, value in classifier.shipped.state_dict().items()}
     run.write_model(save(weights), description)
-    matrix = network.soft_labels()
-    if matrix is not None:
-        run.write_soft_labels(data.table.classes, matrix.double().cpu().numpy())
+    soft_labels = network.soft_labels()
+    if soft_labels is not None:
+        run.write_soft_labels(data.table.classes, soft_labels.double().cpu().numpy())
     run.write_predictions(predictions(data, rows, logits, description.target))
 
 
 def predictions(
     data: PreparedData, rows: npt.NDArray[np.intp], logits: Tensor, target: Sequence[Sequence[float]] | None = None
 ) -> Predictions:
-    """What the model says of some rows; ``target`` is taken out of it where it is given."""
+    """Return the predictions for ``rows``; soft labels ``target`` [K, K], where given, are removed from them."""
     table = data.table
     probabilities = torch.sigmoid(logits) if table.multilabel else torch.softmax(logits, dim=1)
     if target is not None:
@@ -146,7 +145,10 @@ def describe(
     collapse_softness: float | None = None,
     target: Tensor | None = None,
 ) -> ModelDescription:
-    """The content of model.json: how to use the weights, and where they come from. ``trained`` has the duration."""
+    """Return the content of model.json: how to use the weights and where they come from.
+
+    ``trained`` has the epochs, seconds and best score of the run; the rest of it is filled in here.
+    """
     table, device = data.table, fabric.device
     cpu = f"CPU, {torch.get_num_threads()} threads"
     mean, std = ((red, green, blue) for red, green, blue in (settings.input_mean, settings.input_std))

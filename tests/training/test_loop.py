@@ -1,11 +1,9 @@
-"""Whole runs on the embedded set: what they leave behind, and what the settings do."""
+"""Whole runs on the synthetic set: their files, the effect of the settings, divergence, refused input."""
 
 from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +45,7 @@ def metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_leaves_everything_behind(tmp_path: Path) -> None:
+def test_files_of_a_run(tmp_path: Path) -> None:
     path = run(tmp_path)
     records = metrics(path)
     assert [record["epoch"] for record in records] == [1, 2, 3]
@@ -58,9 +56,9 @@ def test_a_run_leaves_everything_behind(tmp_path: Path) -> None:
     )
     model = json.loads((path / "model.json").read_text())
     assert model["trained"]["versions"]["torch"] and model["trained"]["epochs"] == 3
-    correlation = pd.read_csv(path / "soft_labels.csv", index_col="class")
-    assert list(correlation.columns) == model["classes"] == list(correlation.index)
-    np.testing.assert_allclose(correlation.to_numpy().sum(axis=1), 1.0, atol=1e-6)
+    soft_labels = pd.read_csv(path / "soft_labels.csv", index_col="class")
+    assert list(soft_labels.columns) == model["classes"] == list(soft_labels.index)
+    np.testing.assert_allclose(soft_labels.to_numpy().sum(axis=1), 1.0, atol=1e-6)
     split = pd.read_csv(path / "split.csv")
     predictions = pd.read_csv(path / "predictions.csv")
     assert set(predictions["image"]) == set(split.loc[split["split"] != "train", "image"])
@@ -94,51 +92,51 @@ def test_shipped_weights_give_the_predictions(tmp_path: Path) -> None:
 def test_a_transformer_is_made_for_the_size_of_the_images(tmp_path: Path) -> None:
     from cclnet.deploy.model import load
 
-    path = run(tmp_path, backbone="test_vit", augment={"crop": 32}, epochs=1)  # of patches of 16, for images of 160
+    path = run(tmp_path, backbone="test_vit", augment={"crop": 32}, epochs=1)  # patches of 16 px, made for 160 px
     assert load_file(path / "model.safetensors")["pos_embed"].shape[1] <= 5
     assert load(path).description.crop == (32, 32)
 
 
 @pytest.mark.parametrize("method", ["ccl", "ccl-centroid"])
-def test_a_batch_in_parts_has_the_gradients_of_the_whole(tmp_path: Path, method: str) -> None:
-    """Of 32 images in 5 parts, which are not of one size; weighed, so that a part's mean is not the batch's."""
+def test_accumulation_gives_the_gradients_of_the_whole_batch(tmp_path: Path, method: str) -> None:
+    """32 images in 5 chunks of unequal size; weighted, so that the mean of a chunk is not that of the batch."""
     own = TINY["method_settings"] if method == "ccl" else {}
     same = {**TINY, "precision": "64", "batch_norm": "frozen", "class_weights": True, "method": method}
-    whole, parts = (
+    whole, accumulated = (
         train(make_settings({**same, "method_settings": own, "accumulate": count}), tmp_path / str(count),
               accelerator="cpu", progress=False)
         for count in (1, 5)
     )  # fmt: skip
-    for a, b in zip(metrics(whole), metrics(parts), strict=True):
+    for a, b in zip(metrics(whole), metrics(accumulated), strict=True):
         assert [a["loss"], a["softness"]] == pytest.approx([b["loss"], b["softness"]], rel=1e-6)
-    a, b = (load_file(path / "model.safetensors") for path in (whole, parts))
+    a, b = (load_file(path / "model.safetensors") for path in (whole, accumulated))
     for name, value in a.items():
         torch.testing.assert_close(value, b[name], rtol=1e-4, atol=1e-6)
 
 
-def test_parts_without_enough_images_are_refused(tmp_path: Path) -> None:
+def test_chunks_without_enough_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="batch_size to 64 or more"):
         run(tmp_path, accumulate=32)
 
 
-def test_dropout_is_drawn_in_training_alone(tmp_path: Path) -> None:
+def test_dropout_applies_only_in_training(tmp_path: Path) -> None:
     plain, dropped = run(tmp_path, "plain", epochs=1), run(tmp_path, "dropped", epochs=1, drop_rate=0.5)
     assert metrics(plain)[0]["loss"] != metrics(dropped)[0]["loss"]
     again = run(tmp_path, "again", epochs=1, drop_rate=0.5)
     assert (dropped / "predictions.csv").read_bytes() == (again / "predictions.csv").read_bytes()
 
 
-def test_soft_labels_are_taken_out_of_the_probabilities(tmp_path: Path) -> None:
+def test_soft_labels_are_removed_from_the_probabilities(tmp_path: Path) -> None:
     tiny = {**TINY, "method": "lsr-a5", "method_settings": {}, "epochs": 1}
-    both = {name: make_settings({**tiny, "unsoften": name == "left"}) for name in ("plain", "left")}
-    plain, left = (train(both[name], tmp_path / name, accelerator="cpu", progress=False) for name in both)
-    model = json.loads((left / "model.json").read_text())
+    both = {name: make_settings({**tiny, "unsoften": name == "removed"}) for name in ("plain", "removed")}
+    plain, removed = (train(both[name], tmp_path / name, accelerator="cpu", progress=False) for name in both)
+    model = json.loads((removed / "model.json").read_text())
     assert json.loads((plain / "model.json").read_text())["target"] is None
-    said, found = (read_predictions(path / "predictions.csv").probabilities for path in (plain, left))
-    expected = functional.unsoften(torch.tensor(said), torch.tensor(model["target"], dtype=torch.float64))
+    softened, found = (read_predictions(path / "predictions.csv").probabilities for path in (plain, removed))
+    expected = functional.unsoften(torch.tensor(softened), torch.tensor(model["target"], dtype=torch.float64))
     np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert np.abs(found - said).max() > 0.01
-    with pytest.raises(InputError, match=r"no soft labels to take out again \(unsoften\): focal has none"):
+    assert np.abs(found - softened).max() > 0.01
+    with pytest.raises(InputError, match=r"unsoften.*'focal' has none"):
         train(make_settings({**tiny, "method": "focal", "unsoften": True}), tmp_path / "none", accelerator="cpu")
     vague = {"method": "ordinal", "method_settings": {"sigma": 3.0}, "unsoften": True}
     with pytest.raises(InputError, match="singular"):
@@ -153,8 +151,8 @@ def test_other_methods(tmp_path: Path, method: str) -> None:
     assert record["cross_entropy"] == pytest.approx(record["loss"]) and "kl" not in record
 
 
-def test_what_the_settings_do(tmp_path: Path) -> None:
-    """Each of these changes the weights, and the averaged weights differ from the last ones."""
+def test_settings_change_the_weights(tmp_path: Path) -> None:
+    """Each of these settings changes the weights; the same settings give the same weights."""
     plain = load_file(run(tmp_path, "plain", epochs=1) / "model.safetensors")
     changes: dict[str, dict[str, Any]] = {
         "adamw": {"optimizer": "adamw", "lr": 0.001},
@@ -175,7 +173,7 @@ def test_what_the_settings_do(tmp_path: Path) -> None:
     assert all(torch.equal(again[key], plain[key]) for key in plain)
 
 
-def test_frozen_batch_norm_keeps_its_averages(tmp_path: Path) -> None:
+def test_frozen_batch_norm_keeps_its_statistics(tmp_path: Path) -> None:
     weights = load_file(run(tmp_path, epochs=1, batch_norm="frozen") / "model.safetensors")
     means = [value for name, value in weights.items() if name.endswith("running_mean")]
     assert means and all(torch.equal(value, torch.zeros_like(value)) for value in means)
@@ -212,7 +210,7 @@ def test_divergence_names_the_last_good_checkpoint(tmp_path: Path) -> None:
         train(tiny(), tmp_path / "run", accelerator="cpu", progress=False, on_epoch=poison)
 
 
-def test_weights_that_ran_away_after_the_last_loss_are_seen(tmp_path: Path) -> None:
+def test_divergence_after_the_last_loss_is_detected(tmp_path: Path) -> None:
     wild = {**TINY, "method": "hard", "method_settings": {}, "lr": 1e3, "clip": 0.0, "schedule": "constant",
             "batch_size": 96}  # fmt: skip
     with pytest.raises(InputError, match="diverged at step"):
@@ -227,19 +225,19 @@ def test_weights_that_ran_away_after_the_last_loss_are_seen(tmp_path: Path) -> N
         {"data": "/nowhere"},
         {"backbone": "resnet19"},
         {"method_settings": {"margin": "wide"}},
-        {"backbone": "vgg11", "drop_path_rate": 0.1},  # which it cannot
+        {"backbone": "vgg11", "drop_path_rate": 0.1},  # which it does not support
         {"backbone": "vgg11"},  # halves its images more often than 28 px can be
-        {"lr": 1e30},  # diverges before there is anything to go on with
+        {"lr": 1e30},  # diverges before the first checkpoint
     ],
 )
-def test_a_start_that_failed_leaves_the_folder_free(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_failed_start_leaves_the_folder_free(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises((InputError, NotFinite)):
         run(tmp_path, **changes)
     assert not (tmp_path / "run").exists()
     assert (run(tmp_path, epochs=1) / "predictions.csv").exists()
 
 
-def test_what_another_run_left_is_not_taken_over(tmp_path: Path) -> None:
+def test_files_of_another_run_are_not_used(tmp_path: Path) -> None:
     path = run(tmp_path, epochs=1)
     for name in ("split.csv", "checkpoints"):
         (tmp_path / name).mkdir()
@@ -248,15 +246,15 @@ def test_what_another_run_left_is_not_taken_over(tmp_path: Path) -> None:
             run(tmp_path, name)
 
 
-def test_the_average_of_weights_leaves_its_start_behind(tmp_path: Path) -> None:
+def test_averaged_weights_forget_the_initial_weights(tmp_path: Path) -> None:
     first, averaged = (metrics(run(tmp_path, str(ema), ema=ema, epochs=6, lr=0.05))[-1] for ema in (0.0, 0.999))
     assert averaged["val_loss"] < 1.3 * first["val_loss"]
 
 
-def test_weights_of_elsewhere_are_not_needed_to_go_on(tmp_path: Path) -> None:
-    begun = run(tmp_path, "begun", epochs=1)
+def test_the_weights_file_is_not_needed_to_resume(tmp_path: Path) -> None:
+    first = run(tmp_path, "first", epochs=1)
     weights = tmp_path / "weights.safetensors"
-    weights.write_bytes((begun / "model.safetensors").read_bytes())
+    weights.write_bytes((first / "model.safetensors").read_bytes())
     path = run(tmp_path, weights=str(weights), epochs=1)
     weights.unlink()
     before = (path / "predictions.csv").read_bytes()
@@ -264,7 +262,7 @@ def test_weights_of_elsewhere_are_not_needed_to_go_on(tmp_path: Path) -> None:
     assert (path / "predictions.csv").read_bytes() == before
 
 
-def test_a_folder_with_a_run_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_a_run_is_not_changed(tmp_path: Path) -> None:
     path = run(tmp_path, epochs=1)
     before = (path / "model.safetensors").read_bytes()
     with pytest.raises(InputError, match="holds a run already"):
@@ -289,7 +287,7 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
     started = run(tmp_path, "second", epochs=1, lr=0.0, lr_ccl=0.0, weights=str(weights), batch_norm="frozen")
     first, second = load_file(weights), load_file(started / "model.safetensors")
     assert all(torch.equal(first[name], second[name]) for name in first)
-    # A classifier of other classes is left out, the rest is taken.
+    # The last layer, for other classes, is skipped; the rest is loaded.
     other = {name: value for name, value in first.items() if not name.startswith("fc.")}
     other["fc.weight"], other["fc.bias"] = torch.zeros(1000, first["fc.weight"].shape[1]), torch.zeros(1000)
     save_file(other, tmp_path / "other.safetensors")
@@ -312,11 +310,3 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(InputError, match="holds no state dict"):
         run(tmp_path, "d", weights=str(tmp_path / "list.pt"))
-
-
-def test_lightning_keeps_its_advice_to_itself() -> None:
-    """Also once its other half has been imported, whose logger Fabric then speaks through."""
-    make = "import lightning.pytorch; make_fabric(make_settings({'data': 'x', 'precision': 'bf16'}, {}))"
-    imports = "from cclnet.training.setup import make_fabric; from cclnet.settings import make_settings"
-    said = subprocess.run([sys.executable, "-c", f"{imports}; {make}"], capture_output=True, text=True, check=True)
-    assert said.stdout + said.stderr == ""

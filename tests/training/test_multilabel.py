@@ -1,4 +1,4 @@
-"""Several labels an image, from a table of files to the report: what a run leaves behind, and what it refuses."""
+"""Multi-label data from a table of files to the report: the files of a run, and refused input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TINY = [
 ]
 
 
-def drawn(images: int, **changes: Any) -> dict[str, Any]:
+def synthetic(images: int, **changes: Any) -> dict[str, Any]:
     return {
         "data": f"synthetic-multilabel:images={images},size=32",
         "method": "ccl-multilabel",
@@ -50,7 +50,7 @@ def command(*arguments: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of image files, labels in one cell; some images have none."""
+    """A table of image files with the labels in one cell; some images have none."""
     folder = tmp_path_factory.mktemp("films")
     table = synthetic_multilabel(MultilabelSettings(images=120, size=32, classes=4))
     names = [f"{name}.png" for name in table.names]
@@ -64,29 +64,29 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(films: Path) -> Path:
     sets = [f"--set={setting}" for setting in TINY]
-    told = ["--method", "ccl-multilabel", "--out", films / "run", "--accelerator", "cpu", "--quiet"]
-    command("train", films / "films.csv", *told, *sets, "--cache-dir", films / "cache")
+    options = ["--method", "ccl-multilabel", "--out", films / "run", "--accelerator", "cpu", "--quiet"]
+    command("train", films / "films.csv", *options, *sets, "--cache-dir", films / "cache")
     return films / "run"
 
 
-def test_what_a_run_leaves_behind(run: Path) -> None:
+def test_files_of_a_run(run: Path) -> None:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for record in records:
         assert record["loss"] == pytest.approx(record["binary_cross_entropy"] + record["kl"], rel=1e-5)
         assert record["softness"] == pytest.approx(0.8)
     model = json.loads((run / "model.json").read_text())
     assert model["multilabel"] is True and model["method"] == "ccl-multilabel"
-    correlation = pd.read_csv(run / "soft_labels.csv", index_col="class")
-    assert list(correlation) == model["classes"]
-    np.testing.assert_allclose(correlation.sum(axis=1), 1.0)
+    soft_labels = pd.read_csv(run / "soft_labels.csv", index_col="class")
+    assert list(soft_labels) == model["classes"]
+    np.testing.assert_allclose(soft_labels.sum(axis=1), 1.0)
     predictions = pd.read_csv(run / "predictions.csv", keep_default_na=False)
     probabilities = predictions[[f"p_{name}" for name in model["classes"]]].to_numpy()
     assert ((probabilities > 0) & (probabilities < 1)).all()
-    assert not np.allclose(probabilities.sum(axis=1), 1.0, atol=0.05)  # decisions of their own
+    assert not np.allclose(probabilities.sum(axis=1), 1.0, atol=0.05)  # independent decisions
     assert predictions["label"].str.contains("|", regex=False).any()
 
 
-def test_it_is_judged_and_reported(run: Path) -> None:
+def test_evaluation_and_report(run: Path) -> None:
     command("evaluate", run)
     scores = json.loads((run / "scores.json").read_text())
     assert scores["task"] == "multi-label" and 0 < scores["scores"]["mean_average_precision"]["value"] <= 1
@@ -95,7 +95,7 @@ def test_it_is_judged_and_reported(run: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["ccl", "hard", "ols"])
-def test_methods_for_one_label_refuse_and_name_the_way_out(films: Path, method: str) -> None:
+def test_single_label_methods_are_refused(films: Path, method: str) -> None:
     settings = make_settings(
         {"data": str(films / "films.csv"), "method": method, "augment": {"crop": 28}, "short_side": 32}
     )
@@ -104,22 +104,22 @@ def test_methods_for_one_label_refuse_and_name_the_way_out(films: Path, method: 
     assert not (films / "never").exists()  # before anything was decoded
 
 
-def test_one_label_an_image_is_refused_the_other_way_round(tmp_path: Path) -> None:
+def test_multilabel_methods_are_refused_for_single_labels(tmp_path: Path) -> None:
     data = {"data": "synthetic:images=40,size=32", "short_side": 32, "augment": {"crop": 28}}
     for method, instead in (("ccl-multilabel", "ccl-centroid"), ("bce", "hard")):
         with pytest.raises(InputError, match=f"one label each. Use '{instead}'"):
             train(make_settings(data, {"method": method}), tmp_path / method, accelerator="cpu", progress=False)
 
 
-def test_mixed_images_train_too(tmp_path: Path) -> None:
-    changes = drawn(60, epochs=2, augment={"crop": 28, "mixup": 0.4, "cutmix": 1.0})
+def test_mixup_and_cutmix(tmp_path: Path) -> None:
+    changes = synthetic(60, epochs=2, augment={"crop": 28, "mixup": 0.4, "cutmix": 1.0})
     path = train(make_settings(changes), tmp_path / "run", accelerator="cpu", progress=False)
     assert (path / "predictions.csv").exists()
 
 
-def test_stopped_and_resumed_it_is_the_same_run(tmp_path: Path) -> None:
-    """All that the method knows is in the checkpoint."""
-    changes = drawn(80, epochs=3)
+def test_the_state_of_the_method_is_resumed(tmp_path: Path) -> None:
+    """The checkpoint contains the whole state of the method."""
+    changes = synthetic(80, epochs=3)
 
     class Stop(Exception):
         pass
@@ -130,9 +130,9 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path: Path) -> None:
 
     whole = train(make_settings(changes), tmp_path / "whole", accelerator="cpu", progress=False)
     with pytest.raises(Stop):
-        train(make_settings(changes), tmp_path / "cut", accelerator="cpu", progress=False, on_epoch=stop)
-    cut = train(None, tmp_path / "cut", accelerator="cpu", progress=False)
+        train(make_settings(changes), tmp_path / "stopped", accelerator="cpu", progress=False, on_epoch=stop)
+    stopped = train(None, tmp_path / "stopped", accelerator="cpu", progress=False)
     for name in ("soft_labels.csv", "predictions.csv", "model.safetensors"):
-        assert (whole / name).read_bytes() == (cut / name).read_bytes()
-    table = np.loadtxt(whole / "soft_labels.csv", delimiter=",", skiprows=1, usecols=range(1, 8))
-    assert table[0, 1:].std() > 1e-4  # it had learned something to go on with
+        assert (whole / name).read_bytes() == (stopped / name).read_bytes()
+    matrix = np.loadtxt(whole / "soft_labels.csv", delimiter=",", skiprows=1, usecols=range(1, 8))
+    assert matrix[0, 1:].std() > 1e-4  # the method had learned something to resume

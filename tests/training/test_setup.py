@@ -1,0 +1,93 @@
+"""Processes of a run, learning rate schedule, messages of Fabric."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+
+from cclnet.errors import InputError
+from cclnet.settings import Settings, make_settings
+from cclnet.training.setup import find_launch, rate_factor
+
+ALLOCATION = {"SLURM_JOB_ID": "1234", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_PROCID": "0"}
+STEP = ALLOCATION | {
+    "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "gpu[07,09]", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variables", [{}, ALLOCATION, STEP | {"SLURM_PTY_PORT": "4567"}])
+def test_a_process_outside_a_step_is_alone(variables: dict[str, str]) -> None:
+    launch = find_launch(None, variables)
+    assert (launch.devices, launch.nodes, launch.variables) == (1, 1, {})
+    assert launch.environment is LightningEnvironment
+    assert find_launch(2, variables).devices == 2  # also in a shell of an allocation
+
+
+def test_torchrun_takes_precedence_over_slurm() -> None:
+    torchrun = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "3", "WORLD_SIZE": "6"}
+    launch = find_launch(1, STEP | torchrun)
+    assert (launch.devices, launch.nodes, launch.environment) == (3, 2, TorchElasticEnvironment)
+
+
+def test_tasks_of_srun_get_their_ranks() -> None:
+    launch = find_launch(None, STEP)
+    assert (launch.devices, launch.nodes, launch.environment) == (2, 2, TorchElasticEnvironment)
+    variables = launch.variables
+    assert variables["MASTER_ADDR"] == "gpu07"
+    assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"], variables["GROUP_RANK"]) == (
+        "3",
+        "4",
+        "1",
+        "1",
+    )
+    assert find_launch(None, STEP | {"SLURM_PROCID": "0"}).variables["MASTER_PORT"] == variables["MASTER_PORT"]
+    assert find_launch(None, STEP | {"SLURM_STEP_ID": "2"}).variables["MASTER_PORT"] != variables["MASTER_PORT"]
+    assert find_launch(None, STEP | {"MASTER_PORT": "29500"}).variables["MASTER_PORT"] == "29500"
+
+
+def test_a_task_that_sees_one_gpu_counts_as_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    launch = find_launch(None, STEP)
+    assert (launch.devices, launch.nodes) == (1, 4)
+    assert (launch.variables["LOCAL_RANK"], launch.variables["GROUP_RANK"]) == ("0", "3")
+
+
+def test_nodes_need_the_same_number_of_tasks() -> None:
+    with pytest.raises(InputError, match="ntasks-per-node"):
+        find_launch(None, STEP | {"SLURM_STEP_NUM_TASKS": "3"})
+
+
+def test_short_runs_start_at_the_initial_rate() -> None:
+    for epochs in (1, 2, 3, 4):
+        settings = make_settings({"epochs": epochs, "drops": [0.5, 0.75]})
+        rates = [rate_factor(settings, epoch) for epoch in range(epochs)]
+        assert rates[0] == 1.0 and all(b >= 0.099 * a for a, b in itertools.pairwise(rates))  # one drop at a time
+
+
+def test_step_schedule_drops_twice() -> None:
+    settings = Settings(epochs=160, drops=(0.5, 0.75))
+    factors = [rate_factor(settings, epoch) for epoch in range(160)]
+    assert factors == pytest.approx([1.0] * 80 + [0.1] * 40 + [0.01] * 40)
+
+
+def test_cosine_and_warm_up() -> None:
+    settings = Settings(epochs=10, schedule="cosine", warmup_epochs=2)
+    assert rate_factor(settings, 5) == pytest.approx(0.5)
+    assert rate_factor(settings, 10) == pytest.approx(0.0, abs=1e-12)
+    assert 0 < rate_factor(settings, 0) < 1e-3
+    assert rate_factor(Settings(epochs=10, schedule="constant", warmup_epochs=2), 1) == pytest.approx(0.5)
+    assert rate_factor(Settings(epochs=10, schedule="constant"), 9.9) == 1.0
+
+
+def test_advice_of_lightning_is_silenced() -> None:
+    """Also after lightning.pytorch was imported, through whose logger Fabric then writes."""
+    make = "import lightning.pytorch; make_fabric(make_settings({'data': 'x', 'precision': 'bf16'}, {}))"
+    imports = "from cclnet.training.setup import make_fabric; from cclnet.settings import make_settings"
+    done = subprocess.run([sys.executable, "-c", f"{imports}; {make}"], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
