@@ -12,8 +12,8 @@ from typing import Any
 
 from cclnet.data.sources import folders, isic, manifest, medmnist
 from cclnet.data.sources.image_files import below, image_files, subfolders
-from cclnet.data.sources.source import Source, listed
-from cclnet.data.table import ImageTable
+from cclnet.data.sources.source import Source
+from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions, build_settings
 

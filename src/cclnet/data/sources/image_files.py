@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cclnet.data.image_io import SUFFIXES
-from cclnet.data.sources.source import listed
+from cclnet.data.table import listed
 from cclnet.errors import InputError
 
 # ruff: noqa: PTH100, PTH112, PTH113, PTH114, PTH118, PTH119, PTH120, PTH122, PTH123

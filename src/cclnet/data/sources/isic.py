@@ -21,8 +21,8 @@ import pandas as pd
 
 from cclnet.data.sources.image_files import ImagesByStem, below, image_files, normalise_unicode, plain_files, subfolders
 from cclnet.data.sources.manifest import TEXT_SUFFIXES, read_columns, read_sheet
-from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, fill_groups, finish, listed
-from cclnet.data.table import ImageTable
+from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, fill_groups, finish
+from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError
 from cclnet.settings import DataOptions
 

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from cclnet.data.sources.image_files import below, images_beside, locate, plain_files
-from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, fill_groups, finish, listed
-from cclnet.data.table import ImageTable
+from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, fill_groups, finish
+from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions
 

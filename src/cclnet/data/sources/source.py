@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from cclnet.data.table import ImageTable
+from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError
 from cclnet.settings import DataOptions
 
@@ -31,16 +31,6 @@ SPLIT_NAMES = {
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
-
-
-def listed(names: Sequence[object], limit: int = 8) -> str:
-    """Join the first few of many names.
-
-    >>> listed(["a", "b", "c"], limit=2)
-    'a, b and 1 more'
-    """
-    shown = ", ".join(str(name) for name in names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"
 
 
 @dataclass
