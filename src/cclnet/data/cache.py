@@ -50,16 +50,10 @@ _SECONDS_BETWEEN_SAVES = 5.0  # the work that a killed run loses at most
 
 @dataclass(frozen=True)
 class DecodedImages:
-    """N images of any shape in one flat buffer.
+    """N images of any shape in one flat buffer: image i is ``pixels[offset : offset + height * width * 3]``, RGB."""
 
-    Attributes:
-        pixels: uint8, one dimension; in memory or memory-mapped. It holds the images in any order, and maybe others.
-        offsets: start of each image, int64 [N].
-        heights, widths: int32 [N]. Image i is ``pixels[offset : offset + height * width * 3]`` as [H, W, 3], RGB.
-    """
-
-    pixels: RGB
-    offsets: npt.NDArray[np.int64]
+    pixels: RGB  # uint8, one dimension, in memory or memory-mapped; the images in any order, and maybe others
+    offsets: npt.NDArray[np.int64]  # [N], as heights and widths
     heights: npt.NDArray[np.int32]
     widths: npt.NDArray[np.int32]
 
@@ -86,21 +80,15 @@ class DecodedImages:
         with_channels = array if array.ndim == 4 else array[..., None]
         rgb = with_channels if with_channels.shape[3] == CHANNELS else np.repeat(with_channels, CHANNELS, axis=3)
         count, height, width, _ = rgb.shape
-        return cls(
-            np.ascontiguousarray(rgb).reshape(-1),
-            np.arange(count, dtype=np.int64) * (height * width * CHANNELS),
-            np.full(count, height, dtype=np.int32),
-            np.full(count, width, dtype=np.int32),
-        )
+        offsets = np.arange(count, dtype=np.int64) * (height * width * CHANNELS)
+        heights, widths = (np.full(count, side, dtype=np.int32) for side in (height, width))
+        return cls(np.ascontiguousarray(rgb).reshape(-1), offsets, heights, widths)
 
 
 def decode(
-    table: ImageTable,
-    short_side: int = 256,
-    cache_dir: Path | None = None,
-    workers: int | None = None,
+    table: ImageTable, short_side: int = 256, cache_dir: Path | None = None, workers: int | None = None,
     progress: bool = True,
-) -> DecodedImages:
+) -> DecodedImages:  # fmt: skip
     """Return the images of a table as uint8 RGB with the given short side, decoded now or taken from the cache.
 
     Images keep their aspect ratio. Small images are enlarged, so that every crop fits. All broken images are named in
@@ -113,10 +101,11 @@ def decode(
     """
     images, broken = decode_readable(table, short_side, cache_dir, workers, progress)
     if broken:
-        some = "".join(f"\n  {reason}" for reason in list(broken.values())[:20])
-        more = f"\n  and {len(broken) - 20} more" if len(broken) > 20 else ""
+        some = "\n  ".join(
+            [*list(broken.values())[:20], *([f"and {len(broken) - 20} more"] if len(broken) > 20 else [])]
+        )
         raise InputError(
-            f"{len(broken)} of {len(table)} images cannot be used:{some}{more}\n"
+            f"{len(broken)} of {len(table)} images cannot be used:\n  {some}\n"
             "Replace or remove these files (`cclnet data audit` lists all of them). The other images are in the cache "
             "and will not be decoded again."
         )
@@ -124,12 +113,9 @@ def decode(
 
 
 def decode_readable(
-    table: ImageTable,
-    short_side: int = 256,
-    cache_dir: Path | None = None,
-    workers: int | None = None,
+    table: ImageTable, short_side: int = 256, cache_dir: Path | None = None, workers: int | None = None,
     progress: bool = True,
-) -> tuple[DecodedImages, dict[int, str]]:
+) -> tuple[DecodedImages, dict[int, str]]:  # fmt: skip
     """As :func:`decode`, but broken images have height and width 0, and the reason is returned per row."""
     if short_side < 1:
         raise InputError(f"short_side must be at least 1 pixel, got {short_side}.")
@@ -152,10 +138,8 @@ def decode_readable(
     if index is None or _missing_rows(find_entries(entries, index.entries), broken):
         index = add_missing(store, entries, read, broken, workers or available_cores(), progress)
     found = find_entries(entries, index.entries)
-    images = DecodedImages(
-        store.map_pixels(index), *(np.ascontiguousarray(found[field]) for field in ("offset", "height", "width"))
-    )
-    return images, dict(sorted(broken.items()))
+    locations = (np.ascontiguousarray(found[field]) for field in ("offset", "height", "width"))
+    return DecodedImages(store.map_pixels(index), *locations), dict(sorted(broken.items()))
 
 
 def _resize_in_memory(array: npt.NDArray[np.uint8], short_side: int) -> DecodedImages | None:
@@ -224,12 +208,6 @@ def find_entries(entries: Entries, stored: Entries) -> Entries:
     return found
 
 
-def _merge(stored: Entries, added: Entries) -> Entries:
-    """Return the entries of both; for a file that has changed, the added one."""
-    both = np.concatenate([added, stored])
-    return both[np.unique(both["name"], return_index=True)[1]]
-
-
 def _missing_rows(found: Entries, broken: dict[int, str]) -> list[int]:
     """Return the rows that are neither in the store nor known as broken."""
     missing = found["height"] == 0
@@ -245,13 +223,11 @@ class StoreIndex:
     entries: Entries
 
     @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Bytes of each image."""
+    def lengths(self) -> npt.NDArray[np.int64]:  # bytes of each image
         return self.entries["height"].astype(np.int64) * self.entries["width"] * CHANNELS
 
     @property
-    def end(self) -> int:
-        """Bytes of the pixel file up to the end of the last entry."""
+    def end(self) -> int:  # bytes of the pixel file up to the end of the last entry
         return int((self.entries["offset"] + self.lengths).max(initial=0))
 
 
@@ -364,7 +340,7 @@ def add_missing(
     try:
         store.folder.mkdir(parents=True, exist_ok=True)
         with store.lock(lambda: console.print("Another run is decoding these images. Waiting for it.")):
-            return _add_missing(store, store.begin_writing(), entries, read, broken, workers, progress)
+            return _decode_missing(store, entries, read, broken, workers, progress)
     except OSError as error:
         raise InputError(
             f"cannot write decoded images to {store.folder}: {error.strerror or error}. The cache is unchanged. "
@@ -372,21 +348,22 @@ def add_missing(
         ) from error
 
 
-def _add_missing(
+def _decode_missing(
     store: PixelStore,
-    before: StoreIndex,
     entries: Entries,
     read: Callable[[int], RGB],
     broken: dict[int, str],
     workers: int,
     progress: bool,
 ) -> StoreIndex:
+    before = store.begin_writing()
     found = find_entries(entries, before.entries)
     rows = _missing_rows(found, broken)
     saved_at = time.monotonic()
 
     def index() -> StoreIndex:
-        return StoreIndex(before.token, _merge(before.entries, found[found["height"] > 0]))
+        both = np.concatenate([found[found["height"] > 0], before.entries])  # for a changed file, the new entry
+        return StoreIndex(before.token, both[np.unique(both["name"], return_index=True)[1]])
 
     def record(done: list[tuple[int, Location | str]]) -> None:
         nonlocal saved_at
@@ -408,14 +385,13 @@ def _add_missing(
     except (OSError, InputError):  # a disk error: unreadable images raise neither in a worker
         store.roll_back()
         raise
-    except BrokenProcessPool as error:
+    except BaseException as error:
         store.save(index(), finished=False)
-        raise InputError(
-            "a process that decodes images was killed, probably because memory ran out. Run again with fewer workers; "
-            "the finished images are kept."
-        ) from error
-    except BaseException:
-        store.save(index(), finished=False)
+        if isinstance(error, BrokenProcessPool):
+            raise InputError(
+                "a process that decodes images was killed, probably because memory ran out. Run again with fewer "
+                "workers; the finished images are kept."
+            ) from error
         raise
     return index()
 

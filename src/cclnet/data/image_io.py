@@ -5,6 +5,7 @@ Pixels are those that a viewer shows; a file that cannot be read raises an error
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import math
@@ -13,6 +14,7 @@ import struct
 import sys
 import threading
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -82,29 +84,22 @@ def decode_image(
 ) -> RGB:
     """As :func:`read_image`, from the content of a file. ``path`` is only used in errors."""
     if _is_dicom(path, content):
-        return read_dicom(Path(path), io.BytesIO(content), max_pixels)
+        return _read_dicom(path, io.BytesIO(content), max_pixels)
     if (fast := _decode_jpeg(content, path, min_short_side, max_pixels)) is not None:
         return fast
-    image = _open(path, io.BytesIO(content), max_pixels)
-    try:
+    with _named_errors(path):
+        image = _open(path, io.BytesIO(content), max_pixels)
         if image.format in _JPEG and (scale := _jpeg_scale(image.height, image.width, min_short_side)) > 1:
             image.draft(None, (image.width // scale, image.height // scale))
         image.load()
         return _to_rgb(path, image)
-    except UnreadableImage:
-        raise
-    except _PILLOW_ERRORS as error:
-        raise UnreadableImage(path, _reason(error)) from error
 
 
 def rgb_of(image: Image.Image) -> RGB:
     """Return the pixels of a Pillow image as :func:`read_image` does."""
-    try:
-        return _to_rgb(getattr(image, "filename", "") or "image", image)
-    except UnreadableImage:
-        raise
-    except _PILLOW_ERRORS as error:
-        raise UnreadableImage(getattr(image, "filename", "") or "image", _reason(error)) from error
+    path = getattr(image, "filename", "") or "image"
+    with _named_errors(path):
+        return _to_rgb(path, image)
 
 
 def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
@@ -115,7 +110,8 @@ def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, 
             start = file.read(132)
             file.seek(0)
             if _is_dicom(path, start):
-                return dicom_size(path, file, max_pixels)
+                header = _dicom_header(path, file, max_pixels)
+                return int(header.Rows), int(header.Columns)
             image = _open(path, file, max_pixels)
             # Pillow rotates TIFF by itself, so its size is already that of the upright image.
             swapped = _orientation(image) >= 5 and image.format != "TIFF"
@@ -126,15 +122,24 @@ def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, 
 
 def brightest_16_bit(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> int | None:
     """Return the largest value of a 16-bit grey image, None for any other image."""
-    path = Path(path)
+    with _named_errors(path), Path(path).open("rb") as file:
+        image = _open(path, file, max_pixels)
+        return int(np.asarray(image).max()) if image.mode.startswith("I;16") else None
+
+
+@contextlib.contextmanager
+def _named_errors(path: str | Path) -> Iterator[None]:
+    """Raise what Pillow raises for a broken file as UnreadableImage."""
     try:
-        with path.open("rb") as file:
-            image = _open(path, file, max_pixels)
-            return int(np.asarray(image).max()) if image.mode.startswith("I;16") else None
+        yield
     except UnreadableImage:
         raise
+    except UnidentifiedImageError as error:
+        raise UnreadableImage(path, "not an image in a supported format, whatever its suffix") from error
     except _PILLOW_ERRORS as error:
-        raise UnreadableImage(path, _reason(error)) from error
+        raise UnreadableImage(
+            path, f"the file is broken or truncated ({str(error) or type(error).__name__})"
+        ) from error
 
 
 def _is_dicom(path: str | Path, start: bytes) -> bool:
@@ -146,15 +151,13 @@ def _open(path: str | Path, file: BinaryIO, max_pixels: int) -> ImageFile.ImageF
 
     Pillow's own limit is global and warns before it refuses, so it is suspended while the header is read.
     """
-    with _PILLOW_LIMIT_LOCK:
+    with _PILLOW_LIMIT_LOCK, _named_errors(path):
         pillow_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             image = Image.open(file, formats=_formats())
-        except _PILLOW_ERRORS as error:
-            raise UnreadableImage(path, _reason(error)) from error
         finally:
             Image.MAX_IMAGE_PIXELS = pillow_limit
-    check_size(path, image.height, image.width, max_pixels)
+    _check_size(path, image.height, image.width, max_pixels)
     return image
 
 
@@ -164,14 +167,11 @@ def _formats() -> tuple[str, ...]:
     return tuple(known for known in FORMATS if known in Image.OPEN)  # older versions of Pillow have no AVIF
 
 
-def check_size(path: str | Path, height: int, width: int, max_pixels: int) -> None:
+def _check_size(path: str | Path, height: int, width: int, max_pixels: int) -> None:
     """Refuse an image by the size in its header, before memory for it is allocated."""
-    if height * width > max_pixels:
-        raise UnreadableImage(
-            path, f"its header says {width:,} x {height:,} pixels, more than the limit of {max_pixels:,} (max_pixels)"
-        )
-    if height * width == 0:
-        raise UnreadableImage(path, f"its header says {width} x {height} pixels")
+    if not 0 < height * width <= max_pixels:
+        limit = f", more than the limit of {max_pixels:,} (max_pixels)" if height * width else ""
+        raise UnreadableImage(path, f"its header says {width:,} x {height:,} pixels{limit}")
 
 
 def _jpeg_scale(height: int, width: int, min_short_side: int | None) -> int:
@@ -190,15 +190,13 @@ def _decode_jpeg(content: bytes, path: str | Path, min_short_side: int | None, m
         return None
     try:
         import simplejpeg
-    except ImportError:
-        return None
-    try:
+
         height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
-    except ValueError:
+    except (ImportError, ValueError):
         return None
     if colours not in ("YCbCr", "Gray", "RGB"):
         return None
-    check_size(path, height, width, max_pixels)
+    _check_size(path, height, width, max_pixels)
     scale = _jpeg_scale(height, width, min_short_side)
     try:
         pixels = simplejpeg.decode_jpeg(content, min_height=-(-height // scale), min_width=-(-width // scale))
@@ -270,16 +268,8 @@ def grey_to_rgb(grey: npt.NDArray[np.uint8]) -> RGB:
     return np.repeat(grey[:, :, None], 3, axis=2)
 
 
-def _reason(error: BaseException) -> str:
-    """Return the reason of a Pillow error in words for the user."""
-    if isinstance(error, UnidentifiedImageError):
-        return "not an image in a supported format, whatever its suffix"
-    text = str(error) or type(error).__name__
-    return f"the file is broken or truncated ({text})"
-
-
-def read_dicom(path: Path, file: BinaryIO, max_pixels: int) -> RGB:
-    """Return the image in a DICOM file as a viewer shows it, RGB, uint8 [H, W, 3].
+def _read_dicom(path: str | Path, file: BinaryIO, max_pixels: int) -> RGB:
+    """Return the image in a DICOM file as a viewer shows it.
 
     Grey images pass through the modality LUT or rescale slope and intercept, then the first window or, without a
     window, the VOI LUT. Without either, the range of the pixels is scaled to black and white. MONOCHROME1, where zero
@@ -295,13 +285,7 @@ def read_dicom(path: Path, file: BinaryIO, max_pixels: int) -> RGB:
         raise UnreadableImage(path, f"its pixel data cannot be decoded ({error})") from error
 
 
-def dicom_size(path: Path, file: BinaryIO, max_pixels: int) -> tuple[int, int]:
-    """Return height and width, from the header alone."""
-    header = _dicom_header(path, file, max_pixels)
-    return int(header.Rows), int(header.Columns)
-
-
-def _dicom_header(path: Path, file: BinaryIO, max_pixels: int) -> Any:
+def _dicom_header(path: str | Path, file: BinaryIO, max_pixels: int) -> Any:
     """Read everything but the pixels and check that it describes one image that is not too large."""
     try:
         from pydicom import dcmread
@@ -318,7 +302,7 @@ def _dicom_header(path: Path, file: BinaryIO, max_pixels: int) -> Any:
         raise UnreadableImage(path, f"this DICOM file contains no image (no {', '.join(missing)})")
     if frames > 1:
         raise UnreadableImage(path, f"multi-frame DICOM ({frames} frames). Save the labelled frame as its own file")
-    check_size(path, height, width, max_pixels)
+    _check_size(path, height, width, max_pixels)
     return header
 
 
@@ -372,11 +356,10 @@ def read_resized(image: str | Path | bytes, short_side: int, max_pixels: int = M
     """Return an image file, or the content of one, as upright RGB, uint8 [H, W, 3], with the given short side."""
     large_enough = _REDUCING_GAP * short_side
     if isinstance(image, bytes):
-        name: str | Path = "image"
-        pixels = decode_image(image, name, min_short_side=large_enough, max_pixels=max_pixels)
-    else:
-        name, pixels = image, read_image(image, min_short_side=large_enough, max_pixels=max_pixels)
-    return to_short_side(pixels, short_side, name, max_pixels)
+        pixels = decode_image(image, "image", min_short_side=large_enough, max_pixels=max_pixels)
+        return to_short_side(pixels, short_side, max_pixels=max_pixels)
+    pixels = read_image(image, min_short_side=large_enough, max_pixels=max_pixels)
+    return to_short_side(pixels, short_side, image, max_pixels)
 
 
 def to_short_side(pixels: RGB, short_side: int, path: str | Path = "image", max_pixels: int = MAX_PIXELS) -> RGB:
