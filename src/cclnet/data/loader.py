@@ -42,20 +42,15 @@ PADDING_LIMIT = 4.0  # warn when the frame around all images has more than this 
 class Batch(NamedTuple):
     """The rows of one rank in a batch, on the device.
 
-    Attributes:
-        crops: uint8 [n, h, w, 3], input of ``augment`` (training) or ``normalise`` (evaluation). With mixup or cutmix
-            there is one more in front, whose label and row are not in the batch.
-        parameters: augmentation parameters of the crops, the table that ``augment`` takes; None in evaluation.
-        labels: class indices, int64 [n]; or float32 [n, K] for multi-label data or mixed images.
-        weight: sample weights, float32 [n], or None.
-        rows: indices of the images, on the host.
+    ``crops`` are the input of ``augment`` (training) or ``normalise`` (evaluation). With mixup or cutmix there is one
+    more in front, whose label and row are not in the batch.
     """
 
-    crops: Tensor
-    parameters: Tensor | None
-    labels: Tensor
-    weight: Tensor | None
-    rows: npt.NDArray[np.int64]
+    crops: Tensor  # uint8 [n, h, w, 3]
+    parameters: Tensor | None  # the table that `augment` takes; None in evaluation
+    labels: Tensor  # class indices, int64 [n]; or float32 [n, K] for multi-label data or mixed images
+    weight: Tensor | None  # sample weights, float32 [n]
+    rows: npt.NDArray[np.int64]  # indices of the images, on the host
 
 
 class Loader:
@@ -66,41 +61,27 @@ class Loader:
     batch. Without ``augment`` it is an evaluation loader: images in the order of ``rows``, central crops, each image
     once on one rank; the ranks concatenated give the order of ``rows``.
 
-    Args:
-        images: the decoded images.
-        labels: labels of all images, class indices [N] or zeros and ones [N, K].
-        rows: the images to load.
-        batch_size: images per batch, over all ranks together.
-        augment: augmentation of the training images, or None for evaluation.
-        crop: side of the crop, where ``augment`` does not give it.
-        num_classes: number of classes; needed only for mixing class indices (mixup, cutmix).
-        weights: a weight for every image [N], passed on in the batches.
-        balanced: sample an epoch with replacement, every class equally often (in multi-label data an image as often
-            as its rarest label requires).
-        seed: seed of order and augmentation.
-        device: device of the batches.
-        resident: keep the pixels on the device, or stream them; None keeps them where they fit into 60% of the free
-            device memory (on a CPU they are used in place).
-        workers: threads that prefetch batches while streaming; None for four on a GPU and one on a CPU.
-        rank, world_size: index of this process and number of processes.
+    ``balanced`` samples an epoch with replacement, every class equally often (in multi-label data an image as often as
+    its rarest label requires). ``resident`` keeps the pixels on the device; None does so where they fit into 60% of
+    the free device memory (on a CPU they are used in place).
     """
 
     def __init__(
         self,
         images: DecodedImages,
-        labels: npt.NDArray[Any],
-        rows: Rows | Sequence[int],
+        labels: npt.NDArray[Any],  # of all images: class indices [N], or zeros and ones [N, K]
+        rows: Rows | Sequence[int],  # the images to load
         *,
-        batch_size: int,
+        batch_size: int,  # over all ranks together
         augment: AugmentSettings | None = None,
-        crop: int | None = None,
-        num_classes: int | None = None,
-        weights: npt.NDArray[np.floating[Any]] | None = None,
+        crop: int | None = None,  # side of the crop, where augment does not give it
+        num_classes: int | None = None,  # needed for mixing class indices (mixup, cutmix)
+        weights: npt.NDArray[np.floating[Any]] | None = None,  # of all images [N], passed on in the batches
         balanced: bool = False,
-        seed: int = 0,
+        seed: int = 0,  # of order and augmentation
         device: torch.device | str = "cpu",
         resident: bool | None = None,
-        workers: int | None = None,
+        workers: int | None = None,  # threads that prefetch while streaming; default: four on a GPU, one on a CPU
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -225,31 +206,10 @@ class Loader:
                 f"batch_size counts the images of all {self.world_size} processes and must be a multiple of their "
                 f"number, got {batch_size}. Try {near}."
             )
-        self._check_labels()
-        self._check_sizes()
-
-    def _check_labels(self) -> None:
-        if self.labels.ndim == 2:
-            return
-        if not np.issubdtype(self.labels.dtype, np.integer) or self.labels.ndim != 1:
-            raise InputError(
-                "labels must be class indices [N] or zeros and ones [N, K], got "
-                f"{self.labels.dtype} {list(self.labels.shape)}."
-            )
-        if not (self.augment and self.augment.mixes):
-            return
-        if self.num_classes is None:
-            raise InputError("mixup and cutmix need num_classes to mix class indices.")
-        if self.labels.min() < 0 or self.labels.max() >= self.num_classes:
-            raise InputError(
-                f"labels must be from 0 to {self.num_classes - 1}, got {self.labels.min()} to {self.labels.max()}."
-            )
-
-    def _check_sizes(self) -> None:
-        if self.augment and self.augment.resized_crop:
-            return
+        if self.labels.ndim != 2:
+            self._check_class_indices()
         sides = np.minimum(self.images.heights[self.rows], self.images.widths[self.rows])
-        if (small := sides < self.crop).any():
+        if (small := sides < self.crop).any() and not (self.augment and self.augment.resized_crop):
             least = self.rows[sides.argmin()]
             raise InputError(
                 f"{small.sum()} of {len(self.rows)} images are smaller than the crop of {self.crop} pixels; the "
@@ -257,16 +217,30 @@ class Loader:
                 f"with short_side of at least {self.crop}, or set crop to at most {sides.min()}."
             )
 
+    def _check_class_indices(self) -> None:
+        if not np.issubdtype(self.labels.dtype, np.integer) or self.labels.ndim != 1:
+            raise InputError(
+                "labels must be class indices [N] or zeros and ones [N, K], got "
+                f"{self.labels.dtype} {list(self.labels.shape)}."
+            )
+        if self.augment and self.augment.mixes:
+            if self.num_classes is None:
+                raise InputError("mixup and cutmix need num_classes to mix class indices.")
+            least, largest = self.labels.min(), self.labels.max()
+            if least < 0 or largest >= self.num_classes:
+                raise InputError(f"labels must be from 0 to {self.num_classes - 1}, got {least} to {largest}.")
+
 
 def _crop_side(augment: AugmentSettings | None, crop: int | None) -> int:
-    if augment is None and crop is None:
+    if augment is not None:
+        if crop not in (None, augment.crop):
+            raise InputError(f"crop is {crop} but the crop of augment is {augment.crop}: set one of them.")
+        return augment.crop
+    if crop is None:
         raise InputError("an evaluation loader needs the side of its crop: pass crop.")
-    if augment is not None and crop not in (None, augment.crop):
-        raise InputError(f"crop is {crop} but the crop of augment is {augment.crop}: set one of them.")
-    side = augment.crop if augment is not None else crop
-    if side is None or side < 1:
-        raise InputError(f"crop must be at least 1 pixel, got {side}.")
-    return side
+    if crop < 1:
+        raise InputError(f"crop must be at least 1 pixel, got {crop}.")
+    return crop
 
 
 def _training_batch_size(count: int, batch_size: int, world_size: int) -> int:
@@ -454,22 +428,31 @@ def prefetch(
     [(2, 4), (3, 9), (4, 16)]
     """
     if stream is None:
-        return _prefetch_inline(make, steps) if workers == 0 else _prefetch_threads(make, steps, workers)
-    on_stream = partial(_make_on_stream, stream, make)
-    made = _prefetch_inline(on_stream, steps) if workers == 0 else _prefetch_threads(on_stream, steps, workers)
-    return _wait_on_stream(made, stream.device)
+        yield from _in_advance(make, steps, workers)
+        return
+
+    def make_on_stream(step: int) -> tuple[Item, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            return make(step), stream.record_event()
+
+    for made, ready in _in_advance(make_on_stream, steps, workers):
+        current = torch.cuda.current_stream(stream.device)
+        current.wait_event(ready)
+        for value in made:
+            if isinstance(value, Tensor):
+                value.record_stream(current)  # keeps its memory until the work queued on it is done
+        yield made
 
 
-def _prefetch_inline(make: Callable[[int], Item], steps: range) -> Iterator[Item]:
-    ready: deque[Item] = deque()
-    for step in steps:
-        ready.append(make(step))
-        if len(ready) > 1:
-            yield ready.popleft()
-    yield from ready
-
-
-def _prefetch_threads(make: Callable[[int], Item], steps: range, workers: int) -> Iterator[Item]:
+def _in_advance(make: Callable[[int], Item], steps: range, workers: int) -> Iterator[Item]:
+    if workers == 0:
+        made: deque[Item] = deque()
+        for step in steps:
+            made.append(make(step))
+            if len(made) > 1:
+                yield made.popleft()
+        yield from made
+        return
     waiting: deque[Future[Item]] = deque()
     # One torch thread per worker: workers make different batches, and training needs the cores. Leaving the block (at
     # the end, or when the iterator is closed early) waits for the few batches in progress.
@@ -480,18 +463,3 @@ def _prefetch_threads(make: Callable[[int], Item], steps: range, workers: int) -
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-def _make_on_stream(stream: torch.cuda.Stream, make: Callable[[int], Item], step: int) -> tuple[Item, torch.cuda.Event]:
-    with torch.cuda.stream(stream):
-        return make(step), stream.record_event()
-
-
-def _wait_on_stream(prepared: Iterator[tuple[Item, torch.cuda.Event]], device: torch.device) -> Iterator[Item]:
-    for made, ready in prepared:
-        current = torch.cuda.current_stream(device)
-        current.wait_event(ready)
-        for value in made:
-            if isinstance(value, Tensor):
-                value.record_stream(current)  # keeps its memory until the work queued on it is done
-        yield made
