@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
@@ -85,7 +84,7 @@ def _worker_pool(work: Callable[[list[int]], Result], count: int) -> Iterator[Ca
     else:
         pool = ThreadPoolExecutor(count)
     try:
-        yield partial(pool.submit, _work_in_process if forked else work)
+        yield lambda chunk: pool.submit(_work_in_process if forked else work, chunk)
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -103,8 +103,7 @@ def _supported() -> str:
 
 def _synthetic(kind: str, settings: str) -> ImageTable:
     """Generate a synthetic set from settings such as ``overlap=much,seed=3``."""
-    from cclnet.data.synthetic import SyntheticSettings, synthetic
-    from cclnet.data.synthetic.multilabel import MultilabelSettings, synthetic_multilabel
+    from cclnet.data.synthetic import MultilabelSettings, SyntheticSettings, synthetic, synthetic_multilabel
 
     multilabel = kind == "synthetic-multilabel"
     known = {field.name: field.default for field in fields(MultilabelSettings if multilabel else SyntheticSettings)}

@@ -78,9 +78,4 @@ def _has_images(folder: Path) -> bool:
     return bool(image_files(folder, follow_links=True, first_only=True))
 
 
-SOURCE = Source(
-    title="folder per class",
-    layout="melanoma/*.jpg, nevus/*.jpg, … or train/melanoma/*.jpg, val/…, test/…",
-    find=find,
-    read=read,
-)
+SOURCE = Source("folder per class", "melanoma/*.jpg, nevus/*.jpg, … or train/melanoma/*.jpg, val/…, test/…", find, read)

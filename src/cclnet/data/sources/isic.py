@@ -153,9 +153,9 @@ def _match_isic_files(
         images[folders[truth]].find(name) or images[folders[truth]].find(_other_size(name))
         for name, truth in zip(rows["image"], rows["truth"], strict=True)
     ]
-    matched = _with_one_file(rows, files, "image", notes)
+    rows, matched = _with_one_file(rows, files, "image", notes)
     notes.exclude("images without a label", [below(layout.root, file) for file in unlabelled])
-    return matched
+    return rows, matched
 
 
 def _with_one_file(
@@ -227,7 +227,9 @@ def _read_ham(path: Path, options: DataOptions) -> ImageTable:
         raise InputError(f"{path}: no HAM10000 metadata (columns lesion_id, image_id, dx, …) found.")
     root = path.parent if path.is_file() else path
     notes = SourceNotes()
-    rows = pd.concat([_read_ham_metadata(sheet) for sheet in sheets], ignore_index=True).fillna("")
+    read = [read_sheet(sheet).assign(split="test" if "test" in sheet.name.lower() else "train") for sheet in sheets]
+    rows = pd.concat(read, ignore_index=True).fillna("")
+    rows["image_id"] = rows["image_id"].map(normalise_unicode)
     # The same metadata is often there twice, with and without suffix.
     rows = rows.drop_duplicates(["image_id", "dx", "lesion_id"])
     if repeated := sorted(set(rows["image_id"][rows["image_id"].duplicated()])):
@@ -254,21 +256,7 @@ def _read_ham(path: Path, options: DataOptions) -> ImageTable:
     return finish(table, notes, options.strict)
 
 
-def _read_ham_metadata(file: Path) -> pd.DataFrame:
-    rows = read_sheet(file)
-    split = "test" if re.search("test", file.name, re.IGNORECASE) else "train"
-    return rows.assign(split=split, image_id=rows["image_id"].map(normalise_unicode))
-
-
-ISIC = Source(
-    title="ISIC challenge folder",
-    layout="ISIC2018_Task3_Training_Input/ with ISIC2018_Task3_Training_GroundTruth/*.csv, or the same of 2019",
-    find=_find_isic,
-    read=_read_isic,
-)
-HAM10000 = Source(
-    title="HAM10000",
-    layout="HAM10000_metadata(.csv, .tab) with HAM10000_images_part_1/ and HAM10000_images_part_2/",
-    find=_find_ham,
-    read=_read_ham,
-)
+_ISIC_LAYOUT = "ISIC2018_Task3_Training_Input/ with ISIC2018_Task3_Training_GroundTruth/*.csv, or the same of 2019"
+_HAM_LAYOUT = "HAM10000_metadata(.csv, .tab) with HAM10000_images_part_1/ and HAM10000_images_part_2/"
+ISIC = Source("ISIC challenge folder", _ISIC_LAYOUT, _find_isic, _read_isic)
+HAM10000 = Source("HAM10000", _HAM_LAYOUT, _find_ham, _read_ham)

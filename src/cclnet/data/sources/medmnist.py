@@ -11,34 +11,13 @@ from urllib.error import URLError
 import numpy as np
 import numpy.typing as npt
 
-from cclnet.data.sources.isic import CLASSES
 from cclnet.data.sources.source import Source, SourceNotes, finish
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
-from cclnet.settings import DataOptions
+from cclnet.settings import DataOptions, read_settings
 
 # The files contain class numbers only. These are the names in the collection; for DermaMNIST those of ISIC.
-_ORGANS = ("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver", "lung-left",
-           "lung-right", "pancreas", "spleen")  # fmt: skip
-CLASS_NAMES: dict[str, tuple[str, ...]] = {
-    "bloodmnist": ("basophil", "eosinophil", "erythroblast", "immature granulocytes", "lymphocyte", "monocyte",
-                   "neutrophil", "platelet"),
-    "breastmnist": ("malignant", "normal or benign"),
-    "chestmnist": ("atelectasis", "cardiomegaly", "effusion", "infiltration", "mass", "nodule", "pneumonia",
-                   "pneumothorax", "consolidation", "edema", "emphysema", "fibrosis", "pleural", "hernia"),
-    "dermamnist": tuple(sorted(set(CLASSES) - {"SCC", "UNK"})),
-    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
-    "organamnist": _ORGANS,
-    "organcmnist": _ORGANS,
-    "organsmnist": _ORGANS,
-    "pathmnist": ("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa",
-                  "cancer-associated stroma", "colorectal adenocarcinoma epithelium"),
-    "pneumoniamnist": ("normal", "pneumonia"),
-    "retinamnist": ("0", "1", "2", "3", "4"),
-    "tissuemnist": ("collecting duct or connecting tubule", "distal convoluted tubule",
-                    "glomerular endothelial cells", "interstitial endothelial cells", "leukocytes", "podocytes",
-                    "proximal tubule segments", "thick ascending limb"),
-}  # fmt: skip
+_CLASS_NAMES = Path(__file__).with_name("medmnist_classes.toml")
 
 
 def find(path: Path) -> list[Path]:
@@ -76,34 +55,26 @@ def read(path: Path, options: DataOptions) -> ImageTable:
 def _read_images(path: Path, archive: zipfile.ZipFile, splits: list[str]) -> tuple[npt.NDArray[np.uint8], list[int]]:
     """Unpack every split directly into the final array, so that large sets take their memory only once."""
     shapes = [_shape(path, archive, f"{split}_images.npy") for split in splits]
-    if len({shape[1:] for shape in shapes}) > 1 or not _is_picture(shapes[0][1:]):
+    size = shapes[0][1:]
+    if len({shape[1:] for shape in shapes}) > 1 or not (len(size) == 2 or (len(size) == 3 and size[2] in (1, 3))):
         raise InputError(
             f"{path}: images must be [N, H, W] or [N, H, W, 3] and the same size in all splits, got "
             f"{', '.join(map(str, shapes))}. Volumes (the 3D sets) are not supported."
         )
-    sizes = [shape[0] for shape in shapes]
-    images = np.empty((sum(sizes), *shapes[0][1:]), dtype=np.uint8)
+    counts = [shape[0] for shape in shapes]
+    images = np.empty((sum(counts), *size), dtype=np.uint8)
     begin = 0
-    for split, size in zip(splits, sizes, strict=True):
+    for split, count in zip(splits, counts, strict=True):
         with archive.open(f"{split}_images.npy") as file:
             _read_npy_header(file)
-            _fill(images[begin : begin + size].reshape(-1), file)
-        begin += size
-    return images, sizes
-
-
-def _fill(target: npt.NDArray[np.uint8], file: IO[bytes]) -> None:
-    filled = 0
-    while filled < len(target):
-        piece = file.read(min(2**24, len(target) - filled))
-        if not piece:
-            raise EOFError(f"{file.name} ends early")
-        target[filled : filled + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
-        filled += len(piece)
-
-
-def _is_picture(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))
+            rest = images[begin : begin + count].reshape(-1)
+            while len(rest):
+                if not (piece := file.read(min(2**24, len(rest)))):
+                    raise EOFError(f"{file.name} ends early")
+                rest[: len(piece)] = np.frombuffer(piece, dtype=np.uint8)
+                rest = rest[len(piece) :]
+        begin += count
+    return images, counts
 
 
 def _shape(path: Path, archive: zipfile.ZipFile, member: str) -> tuple[int, ...]:
@@ -150,9 +121,9 @@ def _read_labels(
 
 def _class_names(path: Path, labels: npt.NDArray[Any]) -> tuple[str, ...]:
     count = labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=0)) + 1
-    name = re.match("[a-z0-9]+", path.stem.lower())
-    known = CLASS_NAMES.get(name[0], ()) if name else ()
-    return known if len(known) >= count else tuple(str(i) for i in range(count))
+    name = re.match("[a-z0-9]*", path.stem.lower())
+    known = read_settings(_CLASS_NAMES).get(name[0] if name else "", ())
+    return tuple(known) if len(known) >= count else tuple(str(i) for i in range(count))
 
 
 def download(name: str) -> Path:
@@ -191,9 +162,4 @@ def download(name: str) -> Path:
     return Path(DEFAULT_ROOT) / file
 
 
-SOURCE = Source(
-    title="MedMNIST",
-    layout="dermamnist.npz, chestmnist_224.npz, … or medmnist:NAME to download",
-    find=find,
-    read=read,
-)
+SOURCE = Source("MedMNIST", "dermamnist.npz, chestmnist_224.npz, … or medmnist:NAME to download", find, read)

@@ -42,12 +42,10 @@ class SourceNotes:
 
     def exclude(self, what: str, names: Sequence[object]) -> None:
         """Report that these were left out, with their number and the first names; nothing if there are none."""
-        if names:
-            self.excluded.append(f"{what}: {len(names):,} ({listed(names)})")
+        self.excluded += [f"{what}: {len(names):,} ({listed(names)})"] if names else []
 
     def note(self, what: str, names: Sequence[object]) -> None:
-        if names:
-            self.notes.append(f"{what}: {len(names):,} ({listed(names)})")
+        self.notes += [f"{what}: {len(names):,} ({listed(names)})"] if names else []
 
 
 def encode(labels: Sequence[str], order: Sequence[str] = ()) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
@@ -82,7 +80,9 @@ def finish(table: ImageTable, notes: SourceNotes, strict: bool) -> ImageTable:
         raise InputError(f"{table.source} at {table.root}: no image has both a file and a label ({faults}).")
     counts = table.class_counts()
     notes.note("classes without an image, left out", [c for c, n in zip(table.classes, counts, strict=True) if not n])
-    table = _keep_classes(table, np.flatnonzero(counts))
+    kept = np.flatnonzero(counts)
+    labels = table.labels[:, kept] if table.multilabel else np.searchsorted(kept, table.labels)
+    table = replace(table, labels=labels, classes=tuple(table.classes[i] for i in kept))
     if table.num_classes < 2:
         raise InputError(
             f"{table.source} at {table.root}: one class only ({', '.join(table.classes)}, {len(table):,} images). "
@@ -90,18 +90,6 @@ def finish(table: ImageTable, notes: SourceNotes, strict: bool) -> ImageTable:
         )
     splits = table.splits if table.splits is not None and len(set(table.splits.tolist())) > 1 else None
     return replace(table, splits=splits, problems=(*notes.excluded, *notes.notes))
-
-
-def _keep_classes(table: ImageTable, kept: npt.NDArray[np.intp]) -> ImageTable:
-    if len(kept) == table.num_classes:
-        return table
-    if table.multilabel:
-        labels = table.labels[:, kept]
-    else:
-        new_index = np.full(table.num_classes, -1, dtype=np.int64)
-        new_index[kept] = np.arange(len(kept))
-        labels = new_index[table.labels]
-    return replace(table, labels=labels, classes=tuple(table.classes[i] for i in kept))
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
