@@ -34,7 +34,7 @@ from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError
 from cclnet.files import write_whole
 from cclnet.runs.split_file import SPLITS, leaks
-from cclnet.settings import SplitSettings
+from cclnet.settings import SplitSettings, read_settings
 
 Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.intp]
@@ -51,24 +51,7 @@ _BANDS = NEAR + 1
 _AREA_FACTOR = 4.0
 _RATIO_FACTOR = 1.5
 
-# Ordered by how much harm a finding does.
-ADVICE = {
-    "unreadable": "Replace or remove these files; training refuses them.",
-    "exact duplicate across splits and classes": "Keep one, with the right label.",
-    "exact duplicate across splits": "Keep one: the held-out copy was seen in training.",
-    "exact duplicate across classes": "One image with two labels: keep one, with the right label.",
-    "exact duplicate": "Keep one, or give all copies one group.",
-    "near duplicate across splits and classes": "Check them; give them one group and the right label.",
-    "near duplicate across splits": "Check them; give them one group if they show the same.",
-    "near duplicate across classes": "Check them; one label may be wrong.",
-    "near duplicate": "Check them; give them one group if they show the same.",
-    "group in several splits": "Split by group: held-out scores are too high.",
-    "label conflict in a group": "Check them; one label may be wrong.",
-    "no split": "Fix this first: nothing can be held out.",
-    "small class": "Too few to train on or to evaluate; collect more or remove the class.",
-    "blank image": "Remove these images.",
-    "unusual size": "Check them: thumbnails, strips or scans among photographs.",
-}
+ADVICE: dict[str, str] = read_settings(Path(__file__).with_name("audit_advice.toml"))  # by finding
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import FileIO
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,9 @@ from cclnet.data.parallel import available_cores, counting_images, process_chunk
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 from cclnet.files import write_whole
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
 
 # An image file is identified by its name below the data folder, and unchanged while size and modification time are the
 # same, as in make and rsync. Hashing its content would mean reading every file at every start.
@@ -377,7 +381,8 @@ def _decode_missing(
             store.save(index(), finished=False)
             saved_at = time.monotonic()
 
-    write = _Writer(read, store.pixels_path(before.token))
+    path = store.pixels_path(before.token)
+    write = partial(_write, read, path, shared_integer(path.stat().st_size))
     try:
         with counting_images("Decoding", len(entries), len(entries) - len(rows), progress and bool(rows)) as count:
             process_chunks(write, rows, workers, record)
@@ -396,33 +401,24 @@ def _decode_missing(
     return index()
 
 
-class _Writer:
-    """The work of each worker: read images and append their pixels to the shared pixel file."""
-
-    def __init__(self, read: Callable[[int], RGB], file: Path) -> None:
-        self.read = read
-        self.file = file
-        self.end = shared_integer(file.stat().st_size)
-
-    def __call__(self, rows: list[int]) -> list[tuple[int, Location | str]]:
-        done: list[tuple[int, Location | str]] = []
-        with self.file.open("r+b", buffering=0) as file:
-            for row in rows:
-                try:
-                    pixels = self.read(row)
-                except UnreadableImage as error:
-                    done.append((row, str(error)))
-                else:
-                    height, width, _ = pixels.shape
-                    done.append((row, (self._append(file, pixels), height, width)))
-        return done
-
-    def _append(self, file: FileIO, pixels: RGB) -> int:
-        with self.end.get_lock():
-            offset = int(self.end.value)
-            self.end.value += pixels.nbytes
-        file.seek(offset)
-        rest = np.ascontiguousarray(pixels).reshape(-1).data
-        while len(rest):
-            rest = rest[file.write(rest) :]
-        return offset
+def _write(
+    read: Callable[[int], RGB], path: Path, end: Synchronized[int], rows: list[int]
+) -> list[tuple[int, Location | str]]:
+    """Read images in a worker and append their pixels to the shared pixel file, which ends at ``end``."""
+    done: list[tuple[int, Location | str]] = []
+    with path.open("r+b", buffering=0) as file:
+        for row in rows:
+            try:
+                pixels = read(row)
+            except UnreadableImage as error:
+                done.append((row, str(error)))
+                continue
+            with end.get_lock():
+                offset = int(end.value)
+                end.value += pixels.nbytes
+            file.seek(offset)
+            rest = np.ascontiguousarray(pixels).reshape(-1).data
+            while len(rest):
+                rest = rest[file.write(rest) :]
+            done.append((row, (offset, pixels.shape[0], pixels.shape[1])))
+    return done

@@ -66,17 +66,11 @@ def _read_isic(path: Path, options: DataOptions) -> ImageTable:
     columns = {_class_column(column) for truth in layout.truths for column in read_columns(truth)}
     classes = tuple(name for name in CLASSES if name in columns)
     extra = _read_metadata(layout).reindex(names).fillna("").reset_index(drop=True)
-    table = ImageTable(
-        source=ISIC.title,
-        root=layout.root,
-        names=names,
-        images=files,
-        labels=np.array([classes.index(label) for label in rows["label"]], dtype=np.int64),
-        classes=classes,
-        groups=fill_groups(extra["lesion_id"].tolist(), names, notes) if "lesion_id" in extra else None,
-        splits=None if (rows["split"] == "").any() else rows["split"].to_numpy(dtype=np.str_),
-        extra=extra.drop(columns="lesion_id", errors="ignore"),
-    )
+    labels = np.array([classes.index(label) for label in rows["label"]], dtype=np.int64)
+    groups = fill_groups(extra["lesion_id"].tolist(), names, notes) if "lesion_id" in extra else None
+    splits = None if (rows["split"] == "").any() else rows["split"].to_numpy(dtype=np.str_)
+    extra = extra.drop(columns="lesion_id", errors="ignore")
+    table = ImageTable(ISIC.title, layout.root, names, files, labels, classes, groups, splits, extra)
     return finish(table, notes, options.strict)
 
 
@@ -242,17 +236,9 @@ def _read_ham(path: Path, options: DataOptions) -> ImageTable:
     rows, files = _with_one_file(rows, [images.find(name) for name in rows["image_id"]], "image_id", notes)
     names = rows["image_id"].tolist()
     labels, classes = encode(rows["dx"].str.upper().tolist(), CLASSES)
-    table = ImageTable(
-        source=HAM10000.title,
-        root=root,
-        names=names,
-        images=files,
-        labels=labels,
-        classes=classes,
-        groups=fill_groups(rows["lesion_id"].tolist(), names, notes),
-        splits=rows["split"].to_numpy(dtype=np.str_),
-        extra=rows.drop(columns=[*_HAM_COLUMNS, "split"]),
-    )
+    groups, splits = fill_groups(rows["lesion_id"].tolist(), names, notes), rows["split"].to_numpy(dtype=np.str_)
+    extra = rows.drop(columns=[*_HAM_COLUMNS, "split"])
+    table = ImageTable(HAM10000.title, root, names, files, labels, classes, groups, splits, extra)
     return finish(table, notes, options.strict)
 
 

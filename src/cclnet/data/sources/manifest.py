@@ -87,17 +87,10 @@ def read(path: Path, options: DataOptions) -> ImageTable:
         raise InputError(f"{sheet}: several rows refer to the same file: {listed(twice)}. Remove all but one.")
     rows = rows.iloc[kept].reset_index(drop=True)
     names = rows[columns.image].tolist()
-    table = ImageTable(
-        source=SOURCE.title,
-        root=root,
-        names=names,
-        images=[Path(path) for path in paths],
-        labels=labels[kept],
-        classes=classes,
-        groups=None if columns.group is None else fill_groups(rows[columns.group].tolist(), names, notes),
-        splits=None if columns.split is None else _splits(sheet, rows[columns.split]),
-        extra=rows.drop(columns=columns.used),
-    )
+    groups = None if columns.group is None else fill_groups(rows[columns.group].tolist(), names, notes)
+    splits = None if columns.split is None else _splits(sheet, rows[columns.split])
+    images, extra = [Path(path) for path in paths], rows.drop(columns=columns.used)
+    table = ImageTable(SOURCE.title, root, names, images, labels[kept], classes, groups, splits, extra)
     return finish(table, notes, options.strict)
 
 

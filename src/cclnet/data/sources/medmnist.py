@@ -40,15 +40,9 @@ def read(path: Path, options: DataOptions) -> ImageTable:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} cannot be read as .npz: {error}. Is the download complete?") from error
-    table = ImageTable(
-        source=SOURCE.title,
-        root=path,
-        names=[f"{split}_{i:06d}" for split, size in zip(splits, sizes, strict=True) for i in range(size)],
-        images=images,
-        labels=labels,
-        classes=_class_names(path, labels),
-        splits=np.repeat(np.array(splits, dtype=np.str_), sizes),
-    )
+    names = [f"{split}_{i:06d}" for split, size in zip(splits, sizes, strict=True) for i in range(size)]
+    of_image = np.repeat(np.array(splits, dtype=np.str_), sizes)
+    table = ImageTable(SOURCE.title, path, names, images, labels, _class_names(path, labels), splits=of_image)
     return finish(table, SourceNotes(), options.strict)
 
 

@@ -257,16 +257,10 @@ def synthetic(settings: SyntheticSettings | None = None, workers: int | None = N
     settings = settings or SyntheticSettings()
     names, groups, labels, *columns = zip(*_photographs(settings), strict=True)
     parameters = [np.stack(column) for column in columns]
-    return ImageTable(
-        source=SOURCE,
-        root=Path("synthetic"),
-        names=list(names),
-        images=_render_all(rendering.render, parameters, settings.size, workers),
-        labels=np.array(labels, np.int64),
-        classes=class_names(settings.classes),
-        groups=np.array(groups),
-        extra=pd.DataFrame(parameters[0], columns=list(AXES)),
-    )
+    images = _render_all(rendering.render, parameters, settings.size, workers)
+    classes, extra = class_names(settings.classes), pd.DataFrame(parameters[0], columns=list(AXES))
+    codes = np.array(labels, np.int64)
+    return ImageTable(SOURCE, Path("synthetic"), list(names), images, codes, classes, np.array(groups), extra=extra)
 
 
 def co_occurrence_weights(num_classes: int = 7) -> npt.NDArray[np.float64]:
@@ -368,11 +362,7 @@ def synthetic_multilabel(settings: MultilabelSettings | None = None, workers: in
     for row, picture in zip(labels, pictures, strict=True):
         row[picture.classes] = 1
     parameters = [np.stack(column) for column in zip(*(picture[1:] for picture in pictures), strict=True)]
-    return ImageTable(
-        source=MULTILABEL_SOURCE,
-        root=Path("synthetic-multilabel"),
-        names=[f"skin{number:06d}" for number in range(settings.images)],
-        images=_render_all(rendering.render_several, parameters, settings.size, workers),
-        labels=labels,
-        classes=class_names(settings.classes),
-    )
+    images = _render_all(rendering.render_several, parameters, settings.size, workers)
+    names = [f"skin{number:06d}" for number in range(settings.images)]
+    root = Path("synthetic-multilabel")
+    return ImageTable(MULTILABEL_SOURCE, root, names, images, labels, class_names(settings.classes))

@@ -28,28 +28,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 AXES = ("pigment", "redness", "border", "network", "globules", "veil")
 
 # Random parameters, all standard normal, by name and shape. Blobs have a position (u, v) and a weight.
-LESION: Shapes = {
-    "skin": (2,),
-    "radius": (),
-    "edge": (),
-    "honeycomb": (3,),
-    "notches": (11, 3),
-    "mottling": (40, 3),
-    "dots": (24, 2),
-    "clouds": (4, 2),
-}
-VIEW: Shapes = {
-    "turn": (),
-    "zoom": (),
-    "shift": (2,),
-    "exposure": (),
-    "white_balance": (3,),
-    "vignette": (),
-    "flush": (10, 3),
-    "hairiness": (),
-    "hairs": (3, 4),
-    "grain": (2,),
-}
+LESION: Shapes = {"skin": (2,), "radius": (), "edge": (), "honeycomb": (3,), "notches": (11, 3), "mottling": (40, 3),
+                  "dots": (24, 2), "clouds": (4, 2)}  # fmt: skip
+VIEW: Shapes = {"turn": (), "zoom": (), "shift": (2,), "exposure": (), "white_balance": (3,), "vignette": (),
+                "flush": (10, 3), "hairiness": (), "hairs": (3, 4), "grain": (2,)}  # fmt: skip
 SPOT: Shapes = {"turn": (), "zoom": (), "shift": (2,)}  # of one lesion among several in an image
 
 SKIN = (0.92, 0.72, 0.66)  # red, green, blue
@@ -68,12 +50,8 @@ def render(latents: Floats, lesions: Floats, views: Floats, size: int) -> Pixels
     """Render images [B, size, size, 3] of lesions at ``latents`` [B, 6], with one row of random parameters each for
     lesion and view. An image does not depend on the others of the batch."""
     lesion, view = _named(LESION, lesions), _named(VIEW, views)
-    camera = _Camera(
-        turn=_between(0, 2 * math.pi, view["turn"]),
-        zoom=_between(0.85, 1.15, view["zoom"]),
-        shift=0.06 * view["shift"],
-        size=size * math.ceil(FINEST / size),
-    )
+    turn, zoom = _between(0, 2 * math.pi, view["turn"]), _between(0.85, 1.15, view["zoom"])
+    camera = _Camera(turn, zoom, 0.06 * view["shift"], size * math.ceil(FINEST / size))
     return _photograph(_lesion_layers(_appearance(latents), lesion, camera), lesion["skin"], view, camera, size)
 
 
@@ -87,12 +65,9 @@ def render_several(latents: Floats, lesions: Floats, spots: Floats, shown: Marks
     for number in range(count):
         spot = _named(SPOT, spots[:, number])
         around = rotation + np.float32(2 * math.pi * number / count)
-        camera = _Camera(
-            turn=_between(0, 2 * math.pi, spot["turn"]),
-            zoom=_between(0.5, 0.65, spot["zoom"]),
-            shift=_on_disc(np.full_like(around, 0.5), around) + 0.03 * spot["shift"],
-            size=size * math.ceil(FINEST / size),
-        )
+        turn, zoom = _between(0, 2 * math.pi, spot["turn"]), _between(0.5, 0.65, spot["zoom"])
+        shift = _on_disc(np.full_like(around, 0.5), around) + 0.03 * spot["shift"]
+        camera = _Camera(turn, zoom, shift, size * math.ceil(FINEST / size))
         own = _lesion_layers(_appearance(latents[:, number]), _named(LESION, lesions[:, number]), camera)
         layers.append(np.stack(own) * _planes(shown[:, number].astype(np.float32)))
     melanin, blood, _ = np.sum(layers, axis=0)
