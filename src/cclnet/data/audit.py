@@ -39,6 +39,7 @@ from cclnet.settings import SplitSettings, read_settings
 Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.intp]
 Finding = tuple[str, str, str, str]  # finding, image, other image, detail
+_Measured = tuple[Hashes, int, tuple[int, int]]  # perceptual hash, contrast, file size
 
 SAMPLE = 2000  # headers that `describe` reads at most, evenly over the set
 SMALL_CLASS = 10  # a class with fewer images is reported
@@ -134,22 +135,18 @@ def _read_sizes(table: ImageTable) -> tuple[dict[tuple[int, int], int], int, lis
         except UnreadableImage as error:
             broken.append(f"{path.name}: {error.reason}")
     problems = [f"images that cannot be read: {len(broken):,} ({listed(broken)})"] if broken else []
-    return dict(sizes), len(rows), problems + _dark_16_bit(readable)
-
-
-def _dark_16_bit(paths: list[Path]) -> list[str]:
-    """Warn of 12-bit values in 16-bit files, which are shown almost black."""
-    candidates = [path for path in paths if path.suffix.lower() in (".png", ".tif", ".tiff")][:16]
+    # 12-bit values in 16-bit files are shown almost black.
+    candidates = [path for path in readable if path.suffix.lower() in (".png", ".tif", ".tiff")][:16]
     try:
         brightest = [value for path in candidates if (value := brightest_16_bit(path)) is not None]
     except UnreadableImage as error:
-        return [str(error)]
+        return dict(sizes), len(rows), [*problems, str(error)]
     if brightest and max(brightest) < 4096:
-        return [
+        problems.append(
             f"16-bit images whose brightest pixel is {max(brightest)} of 65535 ({len(brightest)} checked): they are "
             "read as almost black. Scale them to the full range first."
-        ]
-    return []
+        )
+    return dict(sizes), len(rows), problems
 
 
 @dataclass(frozen=True)
@@ -203,10 +200,10 @@ def _measure(
     measured = np.zeros(len(table), [("hash", np.uint64, 4), ("contrast", np.int64), ("size", np.int64, 2)])
     readable = [row for row in range(len(table)) if row not in broken]
 
-    def measure(rows: list[int]) -> list[tuple[int, tuple[Hashes, int, tuple[int, int]]]]:
+    def measure(rows: list[int]) -> list[tuple[int, _Measured]]:
         return [(row, (*perceptual_hash(images.image(row)), _file_size(table, row))) for row in rows]
 
-    def store(done: list[tuple[int, tuple[Hashes, int, tuple[int, int]]]]) -> None:
+    def store(done: list[tuple[int, _Measured]]) -> None:
         for row, values in done:
             measured[row] = values
         advance(len(done))
@@ -372,7 +369,10 @@ def audit_tables(audit: Audit, written: str) -> RenderableType:
     if audit.findings.empty:
         pieces.append(Text(f"{audit.images:,} images: nothing found.", style="green"))
     else:
-        pieces += [_findings_table(audit), Text(f"{audit.images:,} images checked. All findings are in {written}.")]
+        pieces += [
+            _findings_table(audit.findings),
+            Text(f"{audit.images:,} images checked. All findings are in {written}."),
+        ]
     if audit.leaks is not None and audit.leaks["shared"].any():
         by_class = Table("Split", "Class", *_numbers("Images", "Shared", "Share"))
         for split, class_, images, shared, share in audit.leaks.itertuples(index=False):
@@ -389,11 +389,11 @@ def _numbers(*names: str) -> list[Column]:
     return [Column(name, justify="right") for name in names]
 
 
-def _findings_table(audit: Audit) -> Table:
+def _findings_table(findings: pd.DataFrame) -> Table:
     table = Table(Column("Finding", style="bold"), *_numbers("Count"), Column("Example", overflow="fold"), "What to do")
-    counts = audit.findings["finding"].value_counts()
+    counts = findings["finding"].value_counts()
     for finding in (name for name in ADVICE if name in counts):
-        example = audit.findings[audit.findings["finding"] == finding].iloc[0]
+        example = findings[findings["finding"] == finding].iloc[0]
         images = " and ".join(filter(None, (example["other"], example["image"])))
         shown = f"{images}: {example['detail']}" if images else str(example["detail"])
         table.add_row(finding, f"{counts[finding]:,}", Text(shown), ADVICE[finding])

@@ -74,7 +74,9 @@ def sample_parameters(
     mixup_share = generator.beta(settings.mixup, settings.mixup, count)[taken] if settings.mixup else None
     cutmix_share = generator.beta(settings.cutmix, settings.cutmix, count)[taken] if settings.cutmix else None
     if attempts is None:
-        box = _crop_boxes(uniform[:2], settings.crop, heights, widths)
+        crop = np.full(len(heights), settings.crop)
+        top, left = (_integers_below(uniform[i], side - crop + 1) for i, side in enumerate((heights, widths)))
+        box = top, left, crop, crop
     else:
         box = _resized_boxes(uniform[:2], attempts, settings, heights, widths)
 
@@ -100,11 +102,6 @@ def sample_parameters(
 def _integers_below(numbers: Floats, limit: Any) -> npt.NDArray[np.int64]:
     """Map uniform numbers in [0, 1) to integers from 0 to ``limit`` − 1."""
     return np.minimum((numbers * limit).astype(np.int64), limit - 1)
-
-
-def _crop_boxes(position: Floats, crop: int, heights: Any, widths: Any) -> tuple[Any, Any, Any, Any]:
-    side = np.full(len(heights), crop)
-    return _integers_below(position[0], heights - crop + 1), _integers_below(position[1], widths - crop + 1), side, side
 
 
 def _resized_boxes(

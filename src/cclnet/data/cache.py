@@ -96,12 +96,9 @@ def decode(
     """Return the images of a table as uint8 RGB with the given short side, decoded now or taken from the cache.
 
     Images keep their aspect ratio. Small images are enlarged, so that every crop fits. All broken images are named in
-    one error. A run that was killed resumes.
-
-    Args:
-        cache_dir: folder of the cache. Default: ``cclnet`` in the user's cache folder (``$XDG_CACHE_HOME``, else
-            ``~/.cache``). Images that came as an array stay in memory unless resizing them takes more than a gigabyte.
-        workers: processes that decode. Default: one per core that this process may use.
+    one error. A run that was killed resumes. The cache is by default ``cclnet`` in the user's cache folder
+    (``$XDG_CACHE_HOME``, else ``~/.cache``); images that came as an array stay in memory unless resizing them takes
+    more than a gigabyte. ``workers`` is the number of processes, by default one per core.
     """
     images, broken = decode_readable(table, short_side, cache_dir, workers, progress)
     if broken:
@@ -128,7 +125,8 @@ def decode_readable(
     if isinstance(table.images, np.ndarray):
         if (in_memory := _resize_in_memory(table.images, short_side)) is not None:
             return in_memory, {}
-        entries, broken = array_entries(table.images), {}
+        entries, broken = np.zeros(len(table), ENTRY), {}
+        entries["name"] = [hashlib.blake2b(image.tobytes(), digest_size=12).hexdigest() for image in table.images]
     else:
         entries, missing = file_entries(table.images, table.root)
         broken = {row: str(UnreadableImage(table.images[row], reason)) for row, reason in missing.items()}
@@ -187,14 +185,6 @@ def file_entries(paths: Sequence[Path], root: Path) -> tuple[Entries, dict[int, 
         name = hashlib.blake2b(path.removeprefix(base).encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
         entries[row] = (name, status.st_size, status.st_mtime_ns, 0, 0, 0)
     return entries, missing
-
-
-def array_entries(array: npt.NDArray[np.uint8]) -> Entries:
-    """Return one entry per image in memory, identified by its pixels."""
-    entries = np.zeros(len(array), ENTRY)
-    for row, image in enumerate(array):
-        entries[row]["name"] = hashlib.blake2b(image.tobytes(), digest_size=12).hexdigest()
-    return entries
 
 
 def find_entries(entries: Entries, stored: Entries) -> Entries:
@@ -257,9 +247,11 @@ class PixelStore:
 
     def map_pixels(self, index: StoreIndex) -> RGB:
         """Memory-map the pixels up to the last entry; what a writer appends after it is left out."""
-        if index.end == 0:
-            return np.zeros(0, np.uint8)
-        return np.memmap(self.pixels_path(index.token), np.uint8, mode="r", shape=(index.end,))
+        return (
+            np.zeros(0, np.uint8)
+            if index.end == 0
+            else np.memmap(self.pixels_path(index.token), np.uint8, mode="r", shape=(index.end,))
+        )
 
     def begin_writing(self) -> StoreIndex:
         """Return the index to extend, complete or not, and remove leftovers. Only under :meth:`lock`."""
@@ -288,10 +280,9 @@ class PixelStore:
     def _clean_up(self, *kept: StoreIndex | None) -> None:
         """Truncate each pixel file after the last image of a kept index; remove other pixel and partial files."""
         ends: dict[Path, int] = {}
-        for index in kept:
-            if index is not None:
-                path = self.pixels_path(index.token)
-                ends[path] = max(index.end, ends.get(path, 0))
+        for index in filter(None, kept):
+            path = self.pixels_path(index.token)
+            ends[path] = max(index.end, ends.get(path, 0))
         for path in (*self.folder.glob("pixels-*.bin"), *self.folder.glob(".*.partial")):
             if path not in ends:
                 path.unlink()

@@ -107,9 +107,7 @@ def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, 
     path = Path(path)
     try:
         with path.open("rb") as file:
-            start = file.read(132)
-            file.seek(0)
-            if _is_dicom(path, start):
+            if _is_dicom(path, file.peek(132)):
                 header = _dicom_header(path, file, max_pixels)
                 return int(header.Rows), int(header.Columns)
             image = _open(path, file, max_pixels)
@@ -389,15 +387,12 @@ def resize(pixels: RGB, height: int, width: int) -> RGB:
     """
     if pixels.shape[:2] == (height, width):
         return pixels
-    return (_resize_torch if "torch" in sys.modules else resize_without_torch)(pixels, height, width)
-
-
-def _resize_torch(pixels: RGB, height: int, width: int) -> RGB:
+    if "torch" not in sys.modules:
+        return resize_without_torch(pixels, height, width)
     import torch
-    import torch.nn.functional as F
 
     planes = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).permute(2, 0, 1)[None]
-    resized = F.interpolate(planes, size=(height, width), mode="bicubic", antialias=True)
+    resized = torch.nn.functional.interpolate(planes, size=(height, width), mode="bicubic", antialias=True)
     return resized[0].permute(1, 2, 0).contiguous().numpy()
 
 

@@ -112,25 +112,20 @@ def locate(folder: Path, names: Iterable[str], *, follow_links: bool = False) ->
     """
     relative = resolve_inside(folder, names)
     found = [[path] if os.path.isfile(path := os.path.join(folder, name)) else [] for name in relative]
-    if not follow_links:
-        _refuse_leaving(folder, [paths[0] for paths in found if paths])
+    files = [] if follow_links else [paths[0] for paths in found if paths]
+    # Only the targets of links are resolved: a file leaves if it or its folder is a link out of the data folder.
+    inside = os.path.realpath(folder)
+    stays = {parent: _within(os.path.realpath(parent), inside) for parent in {os.path.dirname(file) for file in files}}
+    if leaving := [
+        file
+        for file in files
+        if not stays[os.path.dirname(file)] or (os.path.islink(file) and not _within(os.path.realpath(file), inside))
+    ]:
+        raise _leads_out(folder, leaving)
     if all(found):
         return found
     elsewhere = ImagesByStem(image_files(folder, follow_links=follow_links))
     return [paths or elsewhere.find_named(name) for paths, name in zip(found, relative, strict=True)]
-
-
-def _refuse_leaving(folder: Path, files: list[str]) -> None:
-    """Refuse files that are, or lie behind, links out of the folder. Only the targets of links are resolved."""
-    inside = os.path.realpath(folder)
-    stays = {parent: _within(os.path.realpath(parent), inside) for parent in {os.path.dirname(file) for file in files}}
-    leaving = [
-        file
-        for file in files
-        if not stays[os.path.dirname(file)] or (os.path.islink(file) and not _within(os.path.realpath(file), inside))
-    ]
-    if leaving:
-        raise _leads_out(folder, leaving)
 
 
 def _leads_out(folder: Path, links: Sequence[object]) -> InputError:

@@ -68,17 +68,27 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     if not root.is_dir():
         raise InputError(f"the image folder {root} does not exist.")
     rows = read_sheet(sheet)
-    columns = _choose_columns(sheet, rows, options)
+    known = [str(column) for column in rows.columns]
+    image = image_column(sheet, rows, options.image_column)
+    group = find_column(sheet, known, options.group_column, GROUP)
+    split = find_column(sheet, known, options.split_column, SPLIT)
+    label_columns = find_label_columns(sheet, rows, options.label_column, {image, group, split})
+    columns = Columns(image, label_columns, group, split)
     notes = SourceNotes()
-    rows = _drop_repeated_rows(sheet, rows, columns)
+    rows = rows.drop_duplicates(columns.used)
+    named = (rows[image] != "").to_numpy()
+    if (repeated := rows[image].duplicated() & named).any():
+        raise InputError(
+            f"{sheet}: images have several rows that differ: {listed(sorted(set(rows[image][repeated])))}. "
+            "Put several labels of one image in one row (A|B), or in columns of zeros and ones."
+        )
     labels, classes, labelled = labels_of(sheet, rows, columns, options)
-    named = (rows[columns.image] != "").to_numpy()
-    files = locate(root, rows[columns.image], follow_links=options.follow_links)
+    files = locate(root, rows[image], follow_links=options.follow_links)
     count = np.array([len(several) for several in files], dtype=np.int64)
     notes.exclude("rows without the name of an image (row)", [i + 2 for i in rows.index[~named]])
-    notes.exclude("images without a label", rows[columns.image][named & ~labelled & (count > 0)].tolist())
-    notes.exclude("labels without an image", rows[columns.image][named & (count == 0)].tolist())
-    notes.exclude("names that fit several files", rows[columns.image][named & (count > 1)].tolist())
+    notes.exclude("images without a label", rows[image][named & ~labelled & (count > 0)].tolist())
+    notes.exclude("labels without an image", rows[image][named & (count == 0)].tolist())
+    notes.exclude("names that fit several files", rows[image][named & (count > 1)].tolist())
     others = images_beside(file for several in files for file in several)
     notes.exclude("images without a row in the table", [below(root, file) for file in others])
     kept = np.flatnonzero(named & labelled & (count == 1))
@@ -86,9 +96,9 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     if twice := sorted(file for file, times in Counter(paths).items() if times > 1):
         raise InputError(f"{sheet}: several rows refer to the same file: {listed(twice)}. Remove all but one.")
     rows = rows.iloc[kept].reset_index(drop=True)
-    names = rows[columns.image].tolist()
-    groups = None if columns.group is None else fill_groups(rows[columns.group].tolist(), names, notes)
-    splits = None if columns.split is None else _splits(sheet, rows[columns.split])
+    names = rows[image].tolist()
+    groups = None if group is None else fill_groups(rows[group].tolist(), names, notes)
+    splits = None if split is None else _splits(sheet, rows[split])
     images, extra = [Path(path) for path in paths], rows.drop(columns=columns.used)
     table = ImageTable(SOURCE.title, root, names, images, labels[kept], classes, groups, splits, extra)
     return finish(table, notes, options.strict)
@@ -121,15 +131,6 @@ def image_column(sheet: Path, rows: pd.DataFrame, asked: str | None = None) -> s
             f"{sheet}: no image column found among {listed(known, 40)}. Choose one with image_column (--image-column)."
         )
     return image
-
-
-def _choose_columns(sheet: Path, rows: pd.DataFrame, options: DataOptions) -> Columns:
-    known = [str(column) for column in rows.columns]
-    image = image_column(sheet, rows, options.image_column)
-    group = find_column(sheet, known, options.group_column, GROUP)
-    split = find_column(sheet, known, options.split_column, SPLIT)
-    taken = {image, group, split}
-    return Columns(image, find_label_columns(sheet, rows, options.label_column, taken), group, split)
 
 
 def find_column(sheet: Path, known: list[str], asked: str | None, usual: Sequence[str]) -> str | None:
@@ -169,18 +170,6 @@ def find_label_columns(
 def _is_marks(cells: pd.Series[str]) -> bool:
     values = {value.lower() for value in cells.unique()}
     return bool(values - {""}) and values <= {*_MARKS, ""}
-
-
-def _drop_repeated_rows(sheet: Path, rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
-    """Drop repeated rows; refuse an image with rows that differ."""
-    rows = rows.drop_duplicates(columns.used)
-    repeated = rows[columns.image].duplicated() & (rows[columns.image] != "")
-    if repeated.any():
-        raise InputError(
-            f"{sheet}: images have several rows that differ: {listed(sorted(set(rows[columns.image][repeated])))}. "
-            "Put several labels of one image in one row (A|B), or in columns of zeros and ones."
-        )
-    return rows
 
 
 def labels_of(
