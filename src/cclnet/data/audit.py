@@ -101,24 +101,17 @@ def describe(table: ImageTable) -> Description:
     """Count classes, groups and splits, and read the headers of up to 2,000 images."""
     sizes, checked, problems = _read_sizes(table)
     groups = None if table.groups is None else np.unique(table.groups, return_counts=True)[1]
-    split_counts = {}
-    if table.splits is not None:
-        for split in (name for name in SPLITS if name in table.splits):
-            counts = table.class_counts(np.flatnonzero(table.splits == split))
-            split_counts[split] = dict(zip(table.classes, counts.tolist(), strict=True))
+
+    def by_class(rows: Rows | None = None) -> dict[str, int]:
+        return dict(zip(table.classes, table.class_counts(rows).tolist(), strict=True))
+
+    splits = [] if table.splits is None else [name for name in SPLITS if name in table.splits]
     return Description(
-        source=table.source,
-        root=table.root,
-        images=len(table),
-        class_counts=dict(zip(table.classes, table.class_counts().tolist(), strict=True)),
-        multilabel=table.multilabel,
-        groups=None if groups is None else len(groups),
-        largest_group=0 if groups is None else int(groups.max()),
-        split_counts=split_counts,
-        sizes=sizes,
-        checked=checked,
-        problems=(*table.problems, *problems),
-    )
+        table.source, table.root, len(table), by_class(), table.multilabel,
+        groups=None if groups is None else len(groups), largest_group=0 if groups is None else int(groups.max()),
+        split_counts={split: by_class(np.flatnonzero(table.splits == split)) for split in splits},
+        sizes=sizes, checked=checked, problems=(*table.problems, *problems),
+    )  # fmt: skip
 
 
 def _read_sizes(table: ImageTable) -> tuple[dict[tuple[int, int], int], int, list[str]]:
@@ -162,13 +155,9 @@ class Audit:
 
 
 def audit(
-    table: ImageTable,
-    split: SplitSettings | None = None,
-    short_side: int = 256,
-    cache_dir: Path | None = None,
-    workers: int | None = None,
-    progress: bool = True,
-) -> Audit:
+    table: ImageTable, split: SplitSettings | None = None, short_side: int = 256, cache_dir: Path | None = None,
+    workers: int | None = None, progress: bool = True,
+) -> Audit:  # fmt: skip
     """Check a data set and the split that training would use. Images are decoded into the cache, ready for training."""
     images, broken = decode_readable(table, short_side, cache_dir, workers, progress)
     measured = _measure(table, images, broken, workers or available_cores(), progress)
@@ -312,10 +301,8 @@ def perceptual_hash(image: npt.NDArray[np.uint8]) -> tuple[Hashes, int]:
 
 
 def same_pixels(hashes: Hashes, images: DecodedImages, rows: Rows) -> dict[int, int]:
-    """Map each of ``rows`` that has exactly the pixels of an earlier one to the first such row.
-
-    ``hashes`` are those of all images; only images with equal hashes are compared.
-    """
+    """Map each of ``rows`` that has exactly the pixels of an earlier one to the first such row. ``hashes`` are those of
+    all images; only images with equal hashes are compared."""
     first: dict[tuple[bytes, bytes], int] = {}
     found: dict[int, int] = {}
     _, kind, count = np.unique(hashes[rows], axis=0, return_inverse=True, return_counts=True)
@@ -330,11 +317,8 @@ def same_pixels(hashes: Hashes, images: DecodedImages, rows: Rows) -> dict[int, 
 
 def near_pairs(hashes: Hashes, limit: int = NEAR) -> tuple[Rows, npt.NDArray[np.int64]]:
     """Return all pairs of hashes that differ in at most ``limit`` (up to 24) bits, [M, 2] with the smaller row first,
-    and the number of differing bits, [M].
-
-    With 25 bands of bits, two hashes that differ in at most 24 bits agree in at least one band. So only hashes that
-    share a band are compared: two or three percent of all pairs.
-    """
+    and the number of differing bits, [M]. With 25 bands of bits, two hashes that differ in at most 24 bits agree in at
+    least one band. So only hashes that share a band are compared: two or three percent of all pairs."""
     bits = np.unpackbits(np.ascontiguousarray(hashes).view(np.uint8), axis=1)
     width = BITS // _BANDS
     # Every 25th bit, so that coarse frequencies, which are similar in most images, are spread over the bands.

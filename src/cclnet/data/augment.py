@@ -1,7 +1,4 @@
-"""Batched augmentation on the device: sample the parameters of a batch, then apply them in one pure function.
-
-Parameters are sampled on the host for the global batch, from a generator that depends only on seed, epoch and step: a
-resumed run, another number of ranks and another device use the same ones.
+"""Batched augmentation on the device: sample the parameters of a batch on the host, then apply them in one function.
 
 Every operation takes one parameter per image, [n], and equals its torchvision.transforms.v2 counterpart. Geometry maps
 uint8 images [n, 3, h, w] to uint8; colour operations work on three float planes in [0, 1], red, green and blue,
@@ -65,10 +62,8 @@ def sample_parameters(
     widths: npt.NDArray[np.integer[Any]],
 ) -> Parameters:
     """Sample for a batch of ``count`` images; return the parameters (numpy arrays) of those ``taken`` from it, whose
-    sizes are ``heights`` and ``widths``.
-
-    Every operation has its own random numbers, so switching one on does not change the others.
-    """
+    sizes are ``heights`` and ``widths``. Every operation has its own random numbers, so switching one on does not
+    change the others."""
     uniform = generator.random((count, 13))[taken].T
     attempts = generator.random((count, 2, ATTEMPTS))[taken] if settings.resized_crop else None
     mixup_share = generator.beta(settings.mixup, settings.mixup, count)[taken] if settings.mixup else None
@@ -249,9 +244,8 @@ def grey(planes: Planes) -> Tensor:
 
 
 def mean_grey(images: Tensor, factor: Tensor) -> Tensor:
-    """Return the mean grey [n] of uint8 images whose brightness is changed by ``factor``.
-
-    It is computed from the bytes, not from the planes, so that compiled code sums in memory order."""
+    """Return the mean grey [n] of uint8 images whose brightness is changed by ``factor``; from the bytes, not from the
+    planes, so that compiled code sums in memory order."""
     lines = images.permute(0, 2, 3, 1).flatten(2).float().mul_(factor[:, None, None] / 255.0).clamp_(max=1.0)
     channel = torch.arange(3, device=images.device)
     weights = torch.where(channel == 0, GREY[0], torch.where(channel == 1, GREY[1], GREY[2]))
@@ -330,9 +324,7 @@ def resized_crop(
     images: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, size: tuple[int, int]
 ) -> Tensor:
     """Resize the box ``height`` × ``width`` at (``top``, ``left``) of uint8 images to ``size``: bilinear, antialiased
-    by a triangle as wide as the step of the output pixels and at least one input pixel.
-
-    The filter is separable, so it is two matrix products per image."""
+    by a triangle as wide as the step of the output pixels and at least one input pixel; two matrix products."""
     # float16 uses tensor cores: pixels are exact and weights good to 2^-11, a tenth of a grey level.
     dtype = torch.float16 if images.is_cuda else torch.float32
     rows = _resize_weights(top, height, images.shape[-2], size[0]).to(dtype)

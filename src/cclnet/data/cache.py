@@ -152,9 +152,9 @@ def _resize_in_memory(array: npt.NDArray[np.uint8], short_side: int) -> DecodedI
     unchanged = array.shape[1:] == (height, width, CHANNELS)
     if not unchanged and len(array) * height * width * CHANNELS > _MAX_IN_MEMORY:
         return None
-    if array.shape[1:3] == (height, width):
-        return DecodedImages.from_array(array)
-    return DecodedImages.from_array(np.stack([_resize_array(image, short_side) for image in array]))
+    if array.shape[1:3] != (height, width):
+        array = np.stack([_resize_array(image, short_side) for image in array])
+    return DecodedImages.from_array(array)
 
 
 def _resize_array(image: npt.NDArray[np.uint8], short_side: int) -> RGB:
@@ -225,11 +225,11 @@ class StoreIndex:
         return int((self.entries["offset"] + self.lengths).max(initial=0))
 
 
+@dataclass(frozen=True)
 class PixelStore:
     """The pixel file and its index in one folder. Failures to write are raised as OSError."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def pixels_path(self, token: str) -> Path:
         return self.folder / f"pixels-{token}.bin"
@@ -292,11 +292,8 @@ class PixelStore:
 
     @contextmanager
     def lock(self, waiting: Callable[[], object]) -> Iterator[None]:
-        """Exclude other writers; ``waiting`` is called before waiting for one.
-
-        The lock is released when the process ends, however it ends. Forked processes share it, so it is held until
-        the last of them has stopped writing.
-        """
+        """Exclude other writers; ``waiting`` is called before waiting for one. The lock is released when the process
+        ends, however it ends. Forked processes share it, so it is held until the last of them has stopped writing."""
         if sys.platform == "win32":
             from filelock import FileLock
 

@@ -63,13 +63,9 @@ def read_image(path: str | Path, *, min_short_side: int | None = None, max_pixel
 
     EXIF orientation is applied. Grey becomes three equal channels; 16 bits are scaled to 8 bits. Transparent pixels
     become black, which means "no signal" in medical images and equals padding. Colour profiles are ignored. Of an
-    animation or multi-page file the first image is used; DICOM with several frames is refused.
-
-    ``min_short_side`` allows a large JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, several times faster, while
-    the short side stays at least this long. Other formats ignore it.
-
-    Raises :class:`UnreadableImage` for a file that is missing, truncated, not an image, or larger than
-    ``max_pixels`` by its header.
+    animation or multi-page file the first image is used; DICOM with several frames is refused, as is an image larger
+    than ``max_pixels`` by its header. ``min_short_side`` allows a large JPEG to be decoded at 1/2, 1/4 or 1/8 of its
+    size, several times faster, while the short side stays at least this long.
     """
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (pathlib is slow compared with the decoder)
@@ -145,10 +141,8 @@ def _is_dicom(path: str | Path, start: bytes) -> bool:
 
 
 def _open(path: str | Path, file: BinaryIO, max_pixels: int) -> ImageFile.ImageFile:
-    """Open an image by its header and refuse one that is too large.
-
-    Pillow's own limit is global and warns before it refuses, so it is suspended while the header is read.
-    """
+    """Open an image by its header and refuse one that is too large. Pillow's own limit is global and warns before it
+    refuses, so it is suspended while the header is read."""
     with _PILLOW_LIMIT_LOCK, _named_errors(path):
         pillow_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
@@ -180,10 +174,8 @@ def _jpeg_scale(height: int, width: int, min_short_side: int | None) -> int:
 
 
 def _decode_jpeg(content: bytes, path: str | Path, min_short_side: int | None, max_pixels: int) -> RGB | None:
-    """Decode a JPEG with simplejpeg, several times faster with the same bits; None to leave it to Pillow.
-
-    Pillow also handles what simplejpeg rejects: stray bytes are harmless, a truncated file is an error.
-    """
+    """Decode a JPEG with simplejpeg, several times faster with the same bits. None leaves it to Pillow, which also
+    handles what simplejpeg rejects: stray bytes are harmless, a truncated file is an error."""
     if not content.startswith(b"\xff\xd8\xff"):
         return None
     try:

@@ -2,11 +2,7 @@
 
 Batches are identical whatever the device, the number of ranks, where the pixels are stored and where a run was
 interrupted, because no random state is kept between batches: the order of an epoch depends on (seed, epoch) and the
-augmentation of a batch on (seed, epoch, step). Both are computed for the global batch, of which each rank takes its
-rows.
-
-``ResidentPixels`` keeps the pixels of a loader's rows on the device; ``StreamedPixels`` leaves them in the
-memory-mapped file and crops on the host. Both copy with the same function, so they return the same bytes.
+augmentation of a batch on (seed, epoch, step). Both are computed for the global batch; each rank takes its rows.
 """
 
 from __future__ import annotations
@@ -118,11 +114,9 @@ class Loader:
         """Iterate over the batches of an epoch, beginning with batch ``start``."""
         if epoch < 0 or not 0 <= start <= len(self):
             raise InputError(f"expected epoch >= 0 and start from 0 to {len(self)}, got epoch {epoch}, start {start}.")
-        make: Callable[[int], Batch]
+        make: Callable[[int], Batch] = partial(self._evaluation_batch, self._rank_rows())
         if self.augment:
             make = partial(self._training_batch, self.augment, self._order(epoch), epoch)
-        else:
-            make = partial(self._evaluation_batch, self._rank_rows())
         return prefetch(make, range(start, len(self)), self._workers, self._stream)
 
     def _generator(self, *key: int) -> np.random.Generator:
@@ -270,9 +264,8 @@ def _warn_of_padding(frame: tuple[int, int], heights: npt.NDArray[np.integer], w
 
 
 def _balanced_probabilities(labels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return cumulative probabilities of the images such that every class is sampled equally often.
-
-    In multi-label data an image has the probability of its rarest label; images without any count as a class."""
+    """Return cumulative probabilities of the images such that every class is sampled equally often. A multi-label image
+    has the probability of its rarest label; images without any count as a class."""
     if labels.ndim == 1:
         weights = 1.0 / np.bincount(labels)[labels]
     else:
@@ -289,15 +282,15 @@ class StreamedPixels:
     """Pixels in a memory-mapped file or in host memory; crops are copied to the device."""
 
     def __init__(self, images: DecodedImages, device: torch.device) -> None:
-        self.device = device
-        self.images = images
+        self.device, self.images = device, images
+        self.heights, self.widths = images.heights.astype(np.int64), images.widths.astype(np.int64)
         with warnings.catch_warnings():  # the read-only map is never written to
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             self.pixels = torch.from_numpy(np.asarray(images.pixels))
 
     def crops(self, rows: Rows, top: npt.NDArray[Any], left: npt.NDArray[Any], size: int) -> Tensor:
         """Return square crops [n, size, size, 3] at (``top``, ``left``) of the images in ``rows``."""
-        strides = 3 * self.images.widths[rows].astype(np.int64)
+        strides = 3 * self.widths[rows]
         starts = self.images.offsets[rows] + top * strides + 3 * left
         out = torch.empty((len(rows), size, size, 3), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         gather_crops(self.pixels, torch.from_numpy(starts), torch.from_numpy(strides), size, size, out)
@@ -306,25 +299,22 @@ class StreamedPixels:
     def frames(self, rows: Rows, height: int, width: int) -> Tensor:
         """Return whole images zero-padded to [n, height, width, 3]."""
         packed, begins = pack(self.images, rows, 3 * height * width, pinned=self.device.type == "cuda")
-        indices = np.stack((begins, self.images.heights[rows], self.images.widths[rows]))
-        starts, heights, widths = upload(indices, self.device)
-        return gather_frames(upload(packed, self.device), starts, heights, widths, height, width)
+        indices = np.stack((begins, self.heights[rows], self.widths[rows]))
+        return gather_frames(upload(packed, self.device), upload(indices, self.device), height, width)
 
 
-class ResidentPixels:
+class ResidentPixels(StreamedPixels):
     """The pixels of ``rows`` on the device. They are copied by a background thread; until then crops are made on the
-    host, so that the copy overlaps with building and compiling the network."""
+    host, so that the copy overlaps with building and compiling the network. Both return the same bytes."""
 
     def __init__(self, images: DecodedImages, rows: Rows, device: torch.device) -> None:
-        self.device = device
-        self.on_host = StreamedPixels(images, device)
-        self.heights, self.widths = images.heights.astype(np.int64), images.widths.astype(np.int64)
+        super().__init__(images, device)
         sizes = 3 * self.heights[rows] * self.widths[rows]
         ends = np.cumsum(sizes)
         self.starts = np.full(len(images), -1, dtype=np.int64)
         self.starts[rows] = ends - sizes
         frame = 3 * int(self.heights[rows].max()) * int(self.widths[rows].max())
-        self.pixels = torch.empty(int(ends[-1]) + frame, dtype=torch.uint8, device=device)
+        self.resident = torch.empty(int(ends[-1]) + frame, dtype=torch.uint8, device=device)
         chunks = np.split(rows, np.flatnonzero(np.diff(ends // CHUNK_BYTES)) + 1)
         copier = ThreadPoolExecutor(1, thread_name_prefix="pixels")
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -338,7 +328,7 @@ class ResidentPixels:
             for chunk in chunks:
                 packed, _ = pack(images, chunk, room=0)
                 begin = int(self.starts[chunk[0]])
-                self.pixels[begin : begin + len(packed)].copy_(packed)
+                self.resident[begin : begin + len(packed)].copy_(packed)
         if stream is not None:
             stream.synchronize()
 
@@ -349,21 +339,17 @@ class ResidentPixels:
         return self.transfer.done()
 
     def crops(self, rows: Rows, top: npt.NDArray[Any], left: npt.NDArray[Any], size: int) -> Tensor:
-        """As :meth:`StreamedPixels.crops`."""
         if not self.ready():
-            return self.on_host.crops(rows, top, left, size)
+            return super().crops(rows, top, left, size)
         strides = 3 * self.widths[rows]
-        indices = np.stack((self.starts[rows] + top * strides + 3 * left, strides))
-        starts, steps = upload(indices, self.device)
-        return gather_crops(self.pixels, starts, steps, size, size)
+        starts, steps = upload(np.stack((self.starts[rows] + top * strides + 3 * left, strides)), self.device)
+        return gather_crops(self.resident, starts, steps, size, size)
 
     def frames(self, rows: Rows, height: int, width: int) -> Tensor:
-        """As :meth:`StreamedPixels.frames`."""
         if not self.ready():
-            return self.on_host.frames(rows, height, width)
+            return super().frames(rows, height, width)
         indices = np.stack((self.starts[rows], self.heights[rows], self.widths[rows]))
-        starts, heights, widths = upload(indices, self.device)
-        return gather_frames(self.pixels, starts, heights, widths, height, width)
+        return gather_frames(self.resident, upload(indices, self.device), height, width)
 
 
 def gather_crops(
@@ -385,10 +371,10 @@ def gather_crops(
     return torch.index_select(lines, 0, begins.flatten(), out=flat).view(shape)
 
 
-def gather_frames(pixels: Tensor, starts: Tensor, heights: Tensor, widths: Tensor, height: int, width: int) -> Tensor:
-    """Copy whole images into the upper left of zero frames [n, height, width, 3].
-
-    The buffer must have room for one frame after the last image."""
+def gather_frames(pixels: Tensor, located: Tensor, height: int, width: int) -> Tensor:
+    """Copy whole images into the upper left of zero frames [n, height, width, 3]. ``located`` [3, n] has start, height
+    and width of each. The buffer must have room for one frame after the last image."""
+    starts, heights, widths = located
     frames = gather_crops(pixels, starts, 3 * widths, height, width)
     rows = torch.arange(height, device=pixels.device)[:, None] < heights[:, None, None]
     columns = torch.arange(width, device=pixels.device) < widths[:, None, None]
@@ -421,8 +407,7 @@ def prefetch(
     """Yield ``make(step)`` for each step, in order, computed some steps in advance.
 
     With ``workers`` threads as many steps in advance; without threads one step, which on a GPU is queued beside the
-    work on the previous step. With a ``stream`` everything is made on it, and the current stream (not the host) waits
-    for it.
+    work on the previous step. With a ``stream`` all is made on it, and the current stream (not the host) waits for it.
 
     >>> list(prefetch(lambda step: (step, step**2), range(2, 5), workers=2))
     [(2, 4), (3, 9), (4, 16)]

@@ -59,11 +59,8 @@ def process_chunks(
 def in_order(
     work: Callable[[list[int]], Result], chunks: Iterable[list[int]], workers: int, prefetch: int
 ) -> Iterator[Result]:
-    """Yield the result of ``work`` for each chunk, in order, computed in parallel by the same kind of workers.
-
-    At most ``prefetch`` results are computed before they are consumed, which bounds the memory. The workers stop when
-    the iterator is closed.
-    """
+    """Yield the result of ``work`` for each chunk, in order, computed in parallel by the same kind of workers. At most
+    ``prefetch`` results are computed in advance, to bound the memory. The workers stop when the iterator is closed."""
     with _worker_pool(work, workers) as submit:
         waiting: deque[Future[Result]] = deque()
         for chunk in chunks:
@@ -119,11 +116,8 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def counting_images(what: str, total: int, done: int = 0, show: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr for the duration of the block; yield the function that counts further images.
-
-    The bar is refreshed when images are counted, not by a thread: workers are forked while it is shown, and a fork
-    while another thread holds the output lock would deadlock them.
-    """
+    """Show a progress bar on stderr for the duration of the block; yield the function that counts further images. It
+    refreshes the bar, not a thread: a worker forked while another thread holds the output lock would deadlock."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not show, auto_refresh=False) as bar:
         task = bar.add_task(what, total=total, completed=done)

@@ -24,33 +24,30 @@ def make_split(table: ImageTable, settings: SplitSettings | None = None) -> Spli
     settings = settings or SplitSettings()
     if settings.file:
         splits, what = read_split(settings.file, table), f"the split in {settings.file}"
-    elif _use_given_splits(table, settings):
-        splits, what = _given_splits(table, settings), f"the split that comes with the {table.source}"
+    elif (given := _given_splits(table, settings)) is not None:
+        splits, what = given, f"the split that comes with the {table.source}"
     else:
         return _random_split(table, settings)
     _refuse_leaks(splits, table, settings, what)
     return splits
 
 
-def _use_given_splits(table: ImageTable, settings: SplitSettings) -> bool:
+def _given_splits(table: ImageTable, settings: SplitSettings) -> SplitNames | None:
+    """Return the splits that came with the table, with a calibration split taken from train where settings ask for
+    one; None where they are not to be used."""
     has_splits = table.splits is not None and len(np.unique(table.splits)) > 1
     if settings.by == "given" and not has_splits:
         raise InputError(
             f"split: by = 'given', but the {table.source} has no splits. "
             "Name its split column, or split by group or class."
         )
-    given = has_splits and settings.by in ("auto", "given")
-    if given and (settings.folds is not None or settings.test > 0):
+    if table.splits is None or not has_splits or settings.by not in ("auto", "given"):
+        return None
+    if settings.folds is not None or settings.test > 0:
         raise InputError(
             f"split: the {table.source} comes with splits, so folds and a test share cannot be drawn. "
             "Set by = 'group' or by = 'class' to split its images anew (a given test split is kept)."
         )
-    return given
-
-
-def _given_splits(table: ImageTable, settings: SplitSettings) -> SplitNames:
-    """Return the given splits, with a calibration split taken from train where settings ask for one."""
-    assert table.splits is not None
     splits = table.splits.astype(_SPLIT_DTYPE)
     if settings.calibration > 0:
         if "calibration" in splits:
@@ -64,10 +61,8 @@ def _default_by(table: ImageTable) -> str:
 
 
 def _random_split(table: ImageTable, settings: SplitSettings) -> SplitNames:
-    """Take test, val and calibration from train, in this order.
-
-    Each has its own random stream, so adding one of them does not change those before it.
-    """
+    """Take test, val and calibration from train, in this order. Each has its own random stream, so adding one of them
+    does not change those before it."""
     by = settings.by if settings.by != "auto" else _default_by(table)
     if by == "group" and table.groups is None:
         raise InputError(
@@ -121,9 +116,7 @@ def _take(
 
 def _units(table: ImageTable, rows: Indices, by: str) -> tuple[Indices, Counts]:
     """Return the unit (group or image) of each row, and the images of each class and in total per unit, [U, K + 1].
-
-    Units are sorted by name, so the order of the rows does not matter.
-    """
+    Units are sorted by name, so the order of the rows does not matter."""
     keys = np.asarray(table.names, dtype=str)
     if by == "group":
         assert table.groups is not None
@@ -203,9 +196,7 @@ def _assign_greedily(
 
 def _fill_missing_classes(subset: Indices, counts: Counts, num_subsets: int) -> None:
     """Where a subset lacks a class, move it the smallest unit that is not the last of any class in its own subset.
-
-    Every move fills one gap and opens none.
-    """
+    Every move fills one gap and opens none."""
     has = counts > 0
     present = np.stack([has[subset == p].sum(axis=0) for p in range(num_subsets)])
     for class_ in np.argsort(has.sum(axis=0), kind="stable"):
@@ -248,10 +239,8 @@ def write_split(path: str | Path, table: ImageTable, splits: SplitNames) -> None
 
 
 def read_split(path: str | Path, table: ImageTable) -> SplitNames:
-    """Return the splits in a split.csv, in the order of the table. Only the columns image and split are read.
-
-    The file must name every image of the table once, and no others.
-    """
+    """Return the splits in a split.csv, in the order of the table. The file must name every image once, and no others.
+    Only the columns image and split are read."""
     rows = read_split_file(path).to_frame()
     known, in_file = set(table.names), set(rows["image"])
     wrong = rows["split"][~rows["split"].isin(SPLITS)].unique()

@@ -96,9 +96,9 @@ def _nothing_fits(path: Path) -> str:
 
 
 def _supported() -> str:
-    layouts = "".join(f"\n  - {source.title}: {source.layout}" for source in SOURCES.values())
-    synthetic = "synthetic, synthetic-multilabel: small generated sets that need no files"
-    return f"Supported layouts:{layouts}\n  - {synthetic}"
+    layouts = [f"{source.title}: {source.layout}" for source in SOURCES.values()]
+    layouts.append("synthetic, synthetic-multilabel: small generated sets that need no files")
+    return "\n  - ".join(["Supported layouts:", *layouts])
 
 
 def _synthetic(kind: str, settings: str) -> ImageTable:

@@ -1,12 +1,11 @@
 """ISIC challenge folders of 2018 (task 3) and 2019, and HAM10000, the training images of ISIC 2018.
 
 A challenge folder has images in ``..._Input`` and labels in ``..._GroundTruth``. The label AK of 2019 is read as AKIEC
-of 2018, so that a model of one can be evaluated on the other. 2019 adds SCC and UNK, and file names may end in
-``_downsampled``.
+of 2018, so that a model of one can be evaluated on the other. File names of 2019 may end in ``_downsampled``.
 
 HAM10000, as Kaggle and the Harvard Dataverse ship it, has one metadata file (7 or 8 columns, commas or tabs, with or
-without suffix) and images anywhere below it. The Dataverse also ships the test images of ISIC 2018 with a ground truth
-of the same columns; with both files the images have the splits train and test.
+without suffix) and images anywhere below it. The test images of ISIC 2018, which the Dataverse also ships, have a
+ground truth of the same columns; with both files the images have the splits train and test.
 """
 
 from __future__ import annotations
@@ -189,10 +188,8 @@ def _unlabelled_folders(layout: _Layout) -> list[Path]:
 
 
 def _read_metadata(layout: _Layout) -> pd.DataFrame:
-    """Return lesion groupings and metadata indexed by image; where files disagree, the first value is used.
-
-    The metadata of HAM10000, often stored beside the images of 2018, calls the image ``image_id``.
-    """
+    """Return lesion groupings and metadata (of HAM10000, with ``image_id``) indexed by image; where files disagree, the
+    first value is used."""
     files = [file for folder in layout.folders for file in plain_files(folder, TEXT_SUFFIXES)]
     sheets = [
         read_sheet(file).rename(columns={"image_id": "image"})

@@ -158,18 +158,14 @@ def find_label_columns(
         )
     if usual:
         return (usual[0],)
-    marked = [column for column in known if column not in taken and _is_marks(rows[column])]
+    values = {column: {value.lower() for value in rows[column].unique()} for column in known if column not in taken}
+    marked = [column for column, found in values.items() if found - {""} and found <= {*_MARKS, ""}]
     if len(marked) < 2:
         raise InputError(
             f"{sheet}: neither a label column nor several columns of zeros and ones found among {listed(known, 40)}. "
             "Choose with label_column (--label-column NAME, or NAME,NAME,…)."
         )
     return tuple(marked)
-
-
-def _is_marks(cells: pd.Series[str]) -> bool:
-    values = {value.lower() for value in cells.unique()}
-    return bool(values - {""}) and values <= {*_MARKS, ""}
 
 
 def labels_of(

@@ -6,7 +6,6 @@ import re
 import zipfile
 from pathlib import Path
 from typing import IO, Any
-from urllib.error import URLError
 
 import numpy as np
 import numpy.typing as npt
@@ -121,10 +120,8 @@ def _class_names(path: Path, labels: npt.NDArray[Any]) -> tuple[str, ...]:
 
 
 def download(name: str) -> Path:
-    """Return the file of a MedMNIST set, such as ``dermamnist_224``, in the folder of the medmnist package.
-
-    It is downloaded if missing, and verified with the checksum in the package.
-    """
+    """Return the file of a MedMNIST set, such as ``dermamnist_224``, in the folder of the medmnist package. It is
+    downloaded if missing, and verified with the checksum in the package."""
     try:
         from medmnist.info import DEFAULT_ROOT, INFO
     except ImportError as error:
@@ -144,7 +141,7 @@ def download(name: str) -> Path:
     file = f"{flag}{version}.npz"
     try:
         download_url(INFO[flag][f"url{version}"], root=DEFAULT_ROOT, filename=file, md5=INFO[flag][f"MD5{version}"])
-    except (URLError, OSError) as error:
+    except OSError as error:  # also urllib's URLError
         raise InputError(
             f"{file} could not be downloaded ({error}). Check the network, or give the path of a local file."
         ) from error

@@ -68,10 +68,8 @@ def fill_groups(groups: Sequence[str], names: Sequence[str], notes: SourceNotes)
 
 
 def finish(table: ImageTable, notes: SourceNotes, strict: bool) -> ImageTable:
-    """Drop classes without images, refuse a table that cannot be trained on, and add the notes as ``problems``.
-
-    A single split is not a split of the data: ``splits`` becomes None.
-    """
+    """Drop classes without images, refuse a table that cannot be trained on, and add the notes as ``problems``. A
+    single split is not a split of the data: ``splits`` becomes None."""
     if strict and notes.excluded:
         faults = "".join(f"\n  - {fault}" for fault in notes.excluded)
         raise InputError(f"{table.source} at {table.root}, strict:{faults}\nFix this, or read it without strict.")
