@@ -25,8 +25,7 @@ import torch
 
 from cclnet.data.sources import open_data
 from cclnet.data.split import read_split
-from cclnet.data.synthetic import known_similarity
-from cclnet.data.synthetic.multilabel import co_occurrence
+from cclnet.data.synthetic import co_occurrence, known_similarity
 from cclnet.evaluation.metrics import overall_metrics, point_estimates
 from cclnet.evaluation.similarity import agreement
 from cclnet.files import write_whole

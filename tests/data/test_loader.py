@@ -337,7 +337,7 @@ def test_resident_keeps_only_its_rows_in_any_order_and_in_chunks(images, monkeyp
     rows = np.array([3, 0, 4])
     kept = transferred(ResidentPixels(images, rows, CPU))
     held = sum(3 * SIZES[row][0] * SIZES[row][1] for row in rows)
-    assert held < len(kept.pixels) <= held + 3 * 33 * 61
+    assert held < len(kept.resident) <= held + 3 * 33 * 61
     got = kept.crops(rows, np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64), 20)
     for crop, row in zip(got.numpy(), rows, strict=True):
         np.testing.assert_array_equal(crop, images.image(row)[:20, :20])

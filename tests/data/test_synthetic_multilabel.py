@@ -10,13 +10,13 @@ from scipy.stats import spearmanr
 from sklearn.linear_model import LinearRegression
 
 from cclnet.data.sources import open_data
-from cclnet.data.synthetic import known_similarity
-from cclnet.data.synthetic.multilabel import (
-    SOURCE,
+from cclnet.data.synthetic import (
+    MULTILABEL_SOURCE,
     MultilabelSettings,
     _picture,
     co_occurrence,
     co_occurrence_weights,
+    known_similarity,
     synthetic_multilabel,
 )
 from cclnet.data.synthetic.rendering import AXES, LESION, SPOT, VIEW, random_row, render_several
@@ -45,7 +45,7 @@ class TestLabels:
             table.labels.shape == (60, 7) and table.labels.dtype == np.uint8 and set(np.unique(table.labels)) == {0, 1}
         )
         assert (table.labels == labels_of(small())).all()
-        assert table.classes == tuple("ABCDEFG") and table.source == SOURCE and table.multilabel
+        assert table.classes == tuple("ABCDEFG") and table.source == MULTILABEL_SOURCE and table.multilabel
         assert len({image.tobytes() for image in table.images}) == 60
 
     def test_as_many_images_with_each_number_of_labels_and_the_empty_ones_besides(self) -> None:
@@ -112,7 +112,7 @@ class TestImages:
 
 def test_it_is_opened_by_name() -> None:
     table = open_data("synthetic-multilabel:images=20,size=16,classes=4,most=2,seed=5,overlap=0.1")
-    expected = synthetic_multilabel(MultilabelSettings(20, 4, 16, 0.1, 2, seed=5))
+    expected = synthetic_multilabel(MultilabelSettings(20, 4, 16, 0.1, most=2, seed=5))
     assert (table.images == expected.images).all() and (table.labels == expected.labels).all()
     with pytest.raises(InputError, match="unknown setting of the synthetic set 'imbalance'"):
         open_data("synthetic-multilabel:imbalance=true")

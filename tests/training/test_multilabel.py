@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cclnet import InputError
 from cclnet.cli import app
-from cclnet.data.synthetic.multilabel import MultilabelSettings, synthetic_multilabel
+from cclnet.data.synthetic import MultilabelSettings, synthetic_multilabel
 from cclnet.settings import make_settings
 from cclnet.training.loop import train
 

@@ -29,17 +29,17 @@ from scipy.fft import dctn
 from cclnet.data.cache import DecodedImages, decode_readable
 from cclnet.data.image_io import UnreadableImage, brightest_16_bit, image_size
 from cclnet.data.parallel import available_cores, counting_images, process_chunks
-from cclnet.data.sources.source import listed
 from cclnet.data.split import SplitNames, make_split
-from cclnet.data.table import ImageTable
+from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError
 from cclnet.files import write_whole
 from cclnet.runs.split_file import SPLITS, leaks
-from cclnet.settings import SplitSettings
+from cclnet.settings import SplitSettings, read_settings
 
 Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.intp]
 Finding = tuple[str, str, str, str]  # finding, image, other image, detail
+_Measured = tuple[Hashes, int, tuple[int, int]]  # perceptual hash, contrast, file size
 
 SAMPLE = 2000  # headers that `describe` reads at most, evenly over the set
 SMALL_CLASS = 10  # a class with fewer images is reported
@@ -52,54 +52,23 @@ _BANDS = NEAR + 1
 _AREA_FACTOR = 4.0
 _RATIO_FACTOR = 1.5
 
-# Ordered by how much harm a finding does.
-ADVICE = {
-    "unreadable": "Replace or remove these files; training refuses them.",
-    "exact duplicate across splits and classes": "Keep one, with the right label.",
-    "exact duplicate across splits": "Keep one: the held-out copy was seen in training.",
-    "exact duplicate across classes": "One image with two labels: keep one, with the right label.",
-    "exact duplicate": "Keep one, or give all copies one group.",
-    "near duplicate across splits and classes": "Check them; give them one group and the right label.",
-    "near duplicate across splits": "Check them; give them one group if they show the same.",
-    "near duplicate across classes": "Check them; one label may be wrong.",
-    "near duplicate": "Check them; give them one group if they show the same.",
-    "group in several splits": "Split by group: held-out scores are too high.",
-    "label conflict in a group": "Check them; one label may be wrong.",
-    "no split": "Fix this first: nothing can be held out.",
-    "small class": "Too few to train on or to evaluate; collect more or remove the class.",
-    "blank image": "Remove these images.",
-    "unusual size": "Check them: thumbnails, strips or scans among photographs.",
-}
+ADVICE: dict[str, str] = read_settings(Path(__file__).with_name("audit_advice.toml"))  # by finding
 
 
 @dataclass(frozen=True)
 class Description:
-    """A data set in numbers.
-
-    Attributes:
-        source: name of the layout.
-        root: path of the data.
-        images: number of images that have both a file and a label.
-        class_counts: images of each class.
-        multilabel: whether an image may have several labels.
-        groups: number of groups, None where unknown.
-        largest_group: images in the largest group.
-        split_counts: images of each class per split; empty where no splits are given.
-        sizes: number of images per (height, width), over the images checked.
-        checked: number of images whose size was read.
-        problems: what was left out, and other warnings.
-    """
+    """A data set in numbers."""
 
     source: str
     root: Path
     images: int
     class_counts: dict[str, int]
     multilabel: bool
-    groups: int | None
+    groups: int | None  # None where unknown
     largest_group: int
-    split_counts: dict[str, dict[str, int]]
-    sizes: dict[tuple[int, int], int]
-    checked: int
+    split_counts: dict[str, dict[str, int]]  # images of each class per split; empty where no splits are given
+    sizes: dict[tuple[int, int], int]  # number of images per (height, width), over the images checked
+    checked: int  # number of images whose size was read
     problems: tuple[str, ...]
 
     def __rich__(self) -> Group:
@@ -110,8 +79,7 @@ class Description:
             else f"groups: {self.groups:,}, at most {self.largest_group} images per group",
             f"sizes: {self._sizes()}",
         ]  # fmt: skip
-        numbers = (Column(name, justify="right") for name in ("images", "share", *self.split_counts))
-        table = Table("class", *numbers)
+        table = Table("class", *_numbers("images", "share", *self.split_counts))
         for name, count in self.class_counts.items():
             in_splits = (f"{counts[name]:,}" for counts in self.split_counts.values())
             table.add_row(escape(name), f"{count:,}", f"{count / self.images:.1%}", *in_splits)
@@ -133,24 +101,17 @@ def describe(table: ImageTable) -> Description:
     """Count classes, groups and splits, and read the headers of up to 2,000 images."""
     sizes, checked, problems = _read_sizes(table)
     groups = None if table.groups is None else np.unique(table.groups, return_counts=True)[1]
-    split_counts = {}
-    if table.splits is not None:
-        for split in (name for name in SPLITS if name in table.splits):
-            counts = table.class_counts(np.flatnonzero(table.splits == split))
-            split_counts[split] = dict(zip(table.classes, counts.tolist(), strict=True))
+
+    def by_class(rows: Rows | None = None) -> dict[str, int]:
+        return dict(zip(table.classes, table.class_counts(rows).tolist(), strict=True))
+
+    splits = [] if table.splits is None else [name for name in SPLITS if name in table.splits]
     return Description(
-        source=table.source,
-        root=table.root,
-        images=len(table),
-        class_counts=dict(zip(table.classes, table.class_counts().tolist(), strict=True)),
-        multilabel=table.multilabel,
-        groups=None if groups is None else len(groups),
-        largest_group=0 if groups is None else int(groups.max()),
-        split_counts=split_counts,
-        sizes=sizes,
-        checked=checked,
-        problems=(*table.problems, *problems),
-    )
+        table.source, table.root, len(table), by_class(), table.multilabel,
+        groups=None if groups is None else len(groups), largest_group=0 if groups is None else int(groups.max()),
+        split_counts={split: by_class(np.flatnonzero(table.splits == split)) for split in splits},
+        sizes=sizes, checked=checked, problems=(*table.problems, *problems),
+    )  # fmt: skip
 
 
 def _read_sizes(table: ImageTable) -> tuple[dict[tuple[int, int], int], int, list[str]]:
@@ -167,71 +128,55 @@ def _read_sizes(table: ImageTable) -> tuple[dict[tuple[int, int], int], int, lis
         except UnreadableImage as error:
             broken.append(f"{path.name}: {error.reason}")
     problems = [f"images that cannot be read: {len(broken):,} ({listed(broken)})"] if broken else []
-    return dict(sizes), len(rows), problems + _dark_16_bit(readable)
-
-
-def _dark_16_bit(paths: list[Path]) -> list[str]:
-    """Warn of 12-bit values in 16-bit files, which are shown almost black."""
-    candidates = [path for path in paths if path.suffix.lower() in (".png", ".tif", ".tiff")][:16]
+    # 12-bit values in 16-bit files are shown almost black.
+    candidates = [path for path in readable if path.suffix.lower() in (".png", ".tif", ".tiff")][:16]
     try:
         brightest = [value for path in candidates if (value := brightest_16_bit(path)) is not None]
     except UnreadableImage as error:
-        return [str(error)]
+        return dict(sizes), len(rows), [*problems, str(error)]
     if brightest and max(brightest) < 4096:
-        return [
+        problems.append(
             f"16-bit images whose brightest pixel is {max(brightest)} of 65535 ({len(brightest)} checked): they are "
             "read as almost black. Scale them to the full range first."
-        ]
-    return []
+        )
+    return dict(sizes), len(rows), problems
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Result of an audit.
+    """Result of an audit."""
 
-    Attributes:
-        images: number of images checked.
-        findings: one row each: finding, image, other (the second image of a pair), detail.
-        leaks: result of :func:`~cclnet.data.split.leaks` for the split, None without groups.
-    """
-
-    images: int
-    findings: pd.DataFrame
-    leaks: pd.DataFrame | None
+    images: int  # number of images checked
+    findings: pd.DataFrame  # columns finding, image, other (the second image of a pair), detail
+    leaks: pd.DataFrame | None  # result of cclnet.runs.split_file.leaks for the split, None without groups
 
     def write(self, path: str | Path) -> None:
         write_whole(path, self.findings.to_csv(index=False, lineterminator="\n"))
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """Per image: perceptual hash [N, 4], grey levels spanned [N], height and width of the file [N, 2]."""
-
-    hashes: Hashes
-    contrast: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-
-
 def audit(
-    table: ImageTable,
-    split: SplitSettings | None = None,
-    short_side: int = 256,
-    cache_dir: Path | None = None,
-    workers: int | None = None,
-    progress: bool = True,
-) -> Audit:
+    table: ImageTable, split: SplitSettings | None = None, short_side: int = 256, cache_dir: Path | None = None,
+    workers: int | None = None, progress: bool = True,
+) -> Audit:  # fmt: skip
     """Check a data set and the split that training would use. Images are decoded into the cache, ready for training."""
     images, broken = decode_readable(table, short_side, cache_dir, workers, progress)
     measured = _measure(table, images, broken, workers or available_cores(), progress)
-    splits, no_split = _split(table, split or SplitSettings())
+    no_split: list[Finding] = []
+    try:  # the split that training would use, leaks included
+        splits = make_split(table, replace(split or SplitSettings(), allow_leaks=True))
+    except InputError as error:
+        splits, no_split = np.full(len(table), "train"), [("no split", "", "", str(error))]
+    blank = [row for row in np.flatnonzero(measured["contrast"] <= BLANK).tolist() if row not in broken]
     rows: list[Finding] = [("unreadable", table.names[row], "", reason) for row, reason in broken.items()]
-    rows += _blank_images(table, measured, broken)
+    rows += (("blank image", table.names[row], "", "one uniform surface") for row in blank)
     rows += _duplicates(table, images, measured, splits)
     rows += _groups_in_several_splits(table, splits)
     rows += _label_conflicts(table)
     rows += no_split
-    rows += _small_classes(table)
-    rows += _unusual_sizes(table, measured)
+    for name, count in zip(table.classes, table.class_counts(), strict=True):
+        if count < SMALL_CLASS:
+            rows.append(("small class", "", "", f"{name}: {count} images"))
+    rows += _unusual_sizes(table, measured["size"])
     findings = pd.DataFrame(rows, columns=["finding", "image", "other", "detail"])
     found_leaks = None if table.groups is None else leaks(splits, table.groups, table.labels, table.classes)
     return Audit(len(table), findings, found_leaks)
@@ -239,17 +184,17 @@ def audit(
 
 def _measure(
     table: ImageTable, images: DecodedImages, broken: dict[int, str], workers: int, progress: bool
-) -> _Measured:
-    count = len(table)
-    measured = _Measured(np.zeros((count, 4), np.uint64), np.zeros(count, np.int64), np.zeros((count, 2), np.int64))
-    readable = [row for row in range(count) if row not in broken]
+) -> npt.NDArray[np.void]:
+    """Return perceptual hash, contrast (grey levels spanned) and size (height and width of the file) of each image."""
+    measured = np.zeros(len(table), [("hash", np.uint64, 4), ("contrast", np.int64), ("size", np.int64, 2)])
+    readable = [row for row in range(len(table)) if row not in broken]
 
-    def measure(rows: list[int]) -> list[tuple[int, Hashes, int, tuple[int, int]]]:
-        return [(row, *perceptual_hash(images.image(row)), _file_size(table, row)) for row in rows]
+    def measure(rows: list[int]) -> list[tuple[int, _Measured]]:
+        return [(row, (*perceptual_hash(images.image(row)), _file_size(table, row))) for row in rows]
 
-    def store(done: list[tuple[int, Hashes, int, tuple[int, int]]]) -> None:
-        for row, hash_, contrast, size in done:
-            measured.hashes[row], measured.contrast[row], measured.sizes[row] = hash_, contrast, size
+    def store(done: list[tuple[int, _Measured]]) -> None:
+        for row, values in done:
+            measured[row] = values
         advance(len(done))
 
     with counting_images("Comparing", len(readable), show=progress) as advance:
@@ -266,59 +211,41 @@ def _file_size(table: ImageTable, row: int) -> tuple[int, int]:
         return 0, 0
 
 
-def _split(table: ImageTable, settings: SplitSettings) -> tuple[SplitNames, list[Finding]]:
-    """Return the split that training would use, leaks included; a finding where no split is possible."""
-    try:
-        return make_split(table, replace(settings, allow_leaks=True)), []
-    except InputError as error:
-        return np.full(len(table), "train"), [("no split", "", "", str(error))]
-
-
-def _blank_images(table: ImageTable, measured: _Measured, broken: dict[int, str]) -> Iterator[Finding]:
-    for row in np.flatnonzero(measured.contrast <= BLANK).tolist():
-        if row not in broken:
-            yield "blank image", table.names[row], "", "one uniform surface"
-
-
-def _duplicates(table: ImageTable, images: DecodedImages, measured: _Measured, splits: SplitNames) -> Iterator[Finding]:
-    shown = np.flatnonzero(measured.contrast > BLANK)
-    copies = same_pixels(measured.hashes, images, shown)
+def _duplicates(
+    table: ImageTable, images: DecodedImages, measured: npt.NDArray[np.void], splits: SplitNames
+) -> Iterator[Finding]:
+    labels = np.array(table.label_names(), dtype=object)
+    shown = np.flatnonzero(measured["contrast"] > BLANK)
+    copies = same_pixels(measured["hash"], images, shown)
     for row, first in copies.items():
-        yield _pair(table, splits, "exact duplicate", first, row, "the same pixels")
+        yield _pair(table, splits, labels, "exact duplicate", first, row, "the same pixels")
     originals = shown[~np.isin(shown, list(copies))]
-    pairs, distance = near_pairs(measured.hashes[originals])
+    pairs, distance = near_pairs(measured["hash"][originals])
     first, second = originals[pairs].T
-    differing = table.labels[first] != table.labels[second]
-    other_label = differing.any(axis=1) if table.multilabel else differing
-    finding = 2 * (splits[first] != splits[second]) + other_label
+    finding = 2 * (splits[first] != splits[second]) + (labels[first] != labels[second])
     # Each image is reported once per kind of finding, with its nearest: the frames of a video are all near each other.
     order = np.argsort(distance, kind="stable")
     nearest = np.unique(np.stack([second, finding], axis=1)[order], axis=0, return_index=True)[1]
     for index in order[np.sort(nearest)]:
         detail = f"{distance[index]} of {BITS} bits differ"
-        yield _pair(table, splits, "near duplicate", int(first[index]), int(second[index]), detail)
+        yield _pair(table, splits, labels, "near duplicate", int(first[index]), int(second[index]), detail)
 
 
-def _pair(table: ImageTable, splits: SplitNames, kind: str, first: int, row: int, detail: str) -> Finding:
+def _pair(
+    table: ImageTable, splits: SplitNames, labels: npt.NDArray[np.object_], kind: str, first: int, row: int, detail: str
+) -> Finding:
     across = []
     if splits[first] != splits[row]:
         across.append("splits")
         detail += f"; {splits[first]} and {splits[row]}"
-    labels = _label(table, first), _label(table, row)
-    if labels[0] != labels[1]:
+    if labels[first] != labels[row]:
         across.append("classes")
-        detail += f"; {labels[0]} and {labels[1]}"
+        detail += f"; {labels[first] or 'no label'} and {labels[row] or 'no label'}"
     if table.groups is not None:
         same = table.groups[first] == table.groups[row]
         detail += f"; group {table.groups[row]}" if same else f"; groups {table.groups[first]} and {table.groups[row]}"
     finding = f"{kind} across {' and '.join(across)}" if across else kind
     return finding, table.names[row], table.names[first], detail
-
-
-def _label(table: ImageTable, row: int) -> str:
-    if table.multilabel:
-        return "|".join(table.classes[index] for index in np.flatnonzero(table.labels[row])) or "no label"
-    return table.classes[table.labels[row]]
 
 
 def _groups_in_several_splits(table: ImageTable, splits: SplitNames) -> Iterator[Finding]:
@@ -347,23 +274,16 @@ def _label_conflicts(table: ImageTable) -> Iterator[Finding]:
         yield "label conflict in a group", table.names[second], table.names[first], f"group {group}: {names}"
 
 
-def _small_classes(table: ImageTable) -> Iterator[Finding]:
-    for name, count in zip(table.classes, table.class_counts(), strict=True):
-        if count < SMALL_CLASS:
-            yield "small class", "", "", f"{name}: {count} images"
-
-
-def _unusual_sizes(table: ImageTable, measured: _Measured) -> Iterator[Finding]:
-    rows = np.flatnonzero(measured.sizes.min(axis=1) > 0)
+def _unusual_sizes(table: ImageTable, sizes: npt.NDArray[np.int64]) -> Iterator[Finding]:
+    rows = np.flatnonzero(sizes.min(axis=1) > 0)
     if len(rows) == 0:
         return
-    height, width = measured.sizes[rows].T.astype(np.float64)
+    height, width = sizes[rows].T.astype(np.float64)
+    usual = f"the median is {np.median(width):.0f} x {np.median(height):.0f}"
     unusual = _outliers(np.log(height * width), math.log(_AREA_FACTOR))
     unusual |= _outliers(np.log(width / height), math.log(_RATIO_FACTOR))
     for row in rows[unusual].tolist():
-        high, wide = measured.sizes[row]
-        detail = f"{wide} x {high} pixels; the median is {np.median(width):.0f} x {np.median(height):.0f}"
-        yield "unusual size", table.names[row], "", detail
+        yield "unusual size", table.names[row], "", f"{sizes[row, 1]} x {sizes[row, 0]} pixels; {usual}"
 
 
 def _outliers(values: npt.NDArray[np.float64], at_least: float) -> npt.NDArray[np.bool_]:
@@ -381,10 +301,8 @@ def perceptual_hash(image: npt.NDArray[np.uint8]) -> tuple[Hashes, int]:
 
 
 def same_pixels(hashes: Hashes, images: DecodedImages, rows: Rows) -> dict[int, int]:
-    """Map each of ``rows`` that has exactly the pixels of an earlier one to the first such row.
-
-    ``hashes`` are those of all images; only images with equal hashes are compared.
-    """
+    """Map each of ``rows`` that has exactly the pixels of an earlier one to the first such row. ``hashes`` are those of
+    all images; only images with equal hashes are compared."""
     first: dict[tuple[bytes, bytes], int] = {}
     found: dict[int, int] = {}
     _, kind, count = np.unique(hashes[rows], axis=0, return_inverse=True, return_counts=True)
@@ -399,11 +317,8 @@ def same_pixels(hashes: Hashes, images: DecodedImages, rows: Rows) -> dict[int, 
 
 def near_pairs(hashes: Hashes, limit: int = NEAR) -> tuple[Rows, npt.NDArray[np.int64]]:
     """Return all pairs of hashes that differ in at most ``limit`` (up to 24) bits, [M, 2] with the smaller row first,
-    and the number of differing bits, [M].
-
-    With 25 bands of bits, two hashes that differ in at most 24 bits agree in at least one band. So only hashes that
-    share a band are compared: two or three percent of all pairs.
-    """
+    and the number of differing bits, [M]. With 25 bands of bits, two hashes that differ in at most 24 bits agree in at
+    least one band. So only hashes that share a band are compared: two or three percent of all pairs."""
     bits = np.unpackbits(np.ascontiguousarray(hashes).view(np.uint8), axis=1)
     width = BITS // _BANDS
     # Every 25th bit, so that coarse frequencies, which are similar in most images, are spread over the bands.
@@ -438,9 +353,12 @@ def audit_tables(audit: Audit, written: str) -> RenderableType:
     if audit.findings.empty:
         pieces.append(Text(f"{audit.images:,} images: nothing found.", style="green"))
     else:
-        pieces += [_findings_table(audit), Text(f"{audit.images:,} images checked. All findings are in {written}.")]
+        pieces += [
+            _findings_table(audit.findings),
+            Text(f"{audit.images:,} images checked. All findings are in {written}."),
+        ]
     if audit.leaks is not None and audit.leaks["shared"].any():
-        by_class = Table("Split", "Class", *(Column(name, justify="right") for name in ("Images", "Shared", "Share")))
+        by_class = Table("Split", "Class", *_numbers("Images", "Shared", "Share"))
         for split, class_, images, shared, share in audit.leaks.itertuples(index=False):
             if not class_:
                 sentence = f"{share:.0%} of the {split} images ({shared:,} of {images:,}) share a group with train:"
@@ -451,12 +369,15 @@ def audit_tables(audit: Audit, written: str) -> RenderableType:
     return Group(*pieces)
 
 
-def _findings_table(audit: Audit) -> Table:
-    columns = Column("Finding", style="bold"), Column("Count", justify="right"), Column("Example", overflow="fold")
-    table = Table(*columns, "What to do")
-    counts = audit.findings["finding"].value_counts()
+def _numbers(*names: str) -> list[Column]:
+    return [Column(name, justify="right") for name in names]
+
+
+def _findings_table(findings: pd.DataFrame) -> Table:
+    table = Table(Column("Finding", style="bold"), *_numbers("Count"), Column("Example", overflow="fold"), "What to do")
+    counts = findings["finding"].value_counts()
     for finding in (name for name in ADVICE if name in counts):
-        example = audit.findings[audit.findings["finding"] == finding].iloc[0]
+        example = findings[findings["finding"] == finding].iloc[0]
         images = " and ".join(filter(None, (example["other"], example["image"])))
         shown = f"{images}: {example['detail']}" if images else str(example["detail"])
         table.add_row(finding, f"{counts[finding]:,}", Text(shown), ADVICE[finding])

@@ -1,7 +1,4 @@
-"""Batched augmentation on the device: sample the parameters of a batch, then apply them in one pure function.
-
-Parameters are sampled on the host for the global batch, from a generator that depends only on seed, epoch and step: a
-resumed run, another number of ranks and another device use the same ones.
+"""Batched augmentation on the device: sample the parameters of a batch on the host, then apply them in one function.
 
 Every operation takes one parameter per image, [n], and equals its torchvision.transforms.v2 counterpart. Geometry maps
 uint8 images [n, 3, h, w] to uint8; colour operations work on three float planes in [0, 1], red, green and blue,
@@ -65,16 +62,16 @@ def sample_parameters(
     widths: npt.NDArray[np.integer[Any]],
 ) -> Parameters:
     """Sample for a batch of ``count`` images; return the parameters (numpy arrays) of those ``taken`` from it, whose
-    sizes are ``heights`` and ``widths``.
-
-    Every operation has its own random numbers, so switching one on does not change the others.
-    """
+    sizes are ``heights`` and ``widths``. Every operation has its own random numbers, so switching one on does not
+    change the others."""
     uniform = generator.random((count, 13))[taken].T
     attempts = generator.random((count, 2, ATTEMPTS))[taken] if settings.resized_crop else None
     mixup_share = generator.beta(settings.mixup, settings.mixup, count)[taken] if settings.mixup else None
     cutmix_share = generator.beta(settings.cutmix, settings.cutmix, count)[taken] if settings.cutmix else None
     if attempts is None:
-        box = _crop_boxes(uniform[:2], settings.crop, heights, widths)
+        crop = np.full(len(heights), settings.crop)
+        top, left = (_integers_below(uniform[i], side - crop + 1) for i, side in enumerate((heights, widths)))
+        box = top, left, crop, crop
     else:
         box = _resized_boxes(uniform[:2], attempts, settings, heights, widths)
 
@@ -100,11 +97,6 @@ def sample_parameters(
 def _integers_below(numbers: Floats, limit: Any) -> npt.NDArray[np.int64]:
     """Map uniform numbers in [0, 1) to integers from 0 to ``limit`` − 1."""
     return np.minimum((numbers * limit).astype(np.int64), limit - 1)
-
-
-def _crop_boxes(position: Floats, crop: int, heights: Any, widths: Any) -> tuple[Any, Any, Any, Any]:
-    side = np.full(len(heights), crop)
-    return _integers_below(position[0], heights - crop + 1), _integers_below(position[1], widths - crop + 1), side, side
 
 
 def _resized_boxes(
@@ -146,16 +138,19 @@ def _mixing(uniform: Floats, mixup: Floats | None, cutmix: Floats | None, crop: 
 def augment(crops: Tensor, parameters: Tensor, settings: AugmentSettings, mean: Tensor, std: Tensor) -> Tensor:
     """Return the network input of a training batch: float32 [n, 3, crop, crop], channels last in memory.
 
-    A pure function without branches on data, so that ``torch.compile(augment, fullgraph=True)`` fuses it.
-
-    Args:
-        crops: uint8 [n, h, w, 3]: crops of side ``crop``, or where ``settings.warps`` whole images in the upper left
-            of a common frame. Where ``settings.mixes`` there is one more in front, which is only mixed into the next.
-        parameters: the table [n, 18] of :class:`Parameters`.
-        mean, std: of values in [0, 1], [3].
+    A pure function without branches on data, so that ``torch.compile(augment, fullgraph=True)`` fuses it. ``crops``
+    [n, h, w, 3] are crops of side ``crop``, or where ``settings.warps`` whole images in the upper left of a common
+    frame; where ``settings.mixes`` there is one more in front, which is only mixed into the next. ``parameters`` is
+    the table [n, 18] of :class:`Parameters`; ``mean`` and ``std`` [3] refer to values in [0, 1].
     """
     if crops.is_cpu and not torch.compiler.is_compiling():
-        images = _augment_in_pieces(crops, parameters, settings, mean, std)
+        # Pieces that fit in a core's cache are about twice as fast on a CPU as the whole batch.
+        shape = (len(crops), 3, settings.crop, settings.crop)
+        images = torch.empty(shape, dtype=torch.float32, memory_format=torch.channels_last)
+        piece = max(1, 2**16 // settings.crop**2)
+        for begin in range(0, len(crops), piece):
+            rows = slice(begin, begin + piece)
+            images[rows] = _augment_images(crops[rows], parameters[rows], settings, mean, std)
     else:
         images = _augment_images(crops, parameters, settings, mean, std).contiguous(memory_format=torch.channels_last)
     if settings.mixes:
@@ -166,19 +161,6 @@ def augment(crops: Tensor, parameters: Tensor, settings: AugmentSettings, mean: 
         if settings.cutmix:
             patch = sampled.patch_top, sampled.patch_left, sampled.patch_bottom, sampled.patch_right
             images = cutmix(images, previous, *patch)
-    return images
-
-
-def _augment_in_pieces(
-    crops: Tensor, parameters: Tensor, settings: AugmentSettings, mean: Tensor, std: Tensor
-) -> Tensor:
-    """Process pieces that fit in a core's cache, about twice as fast on a CPU as the whole batch."""
-    shape = (len(crops), 3, settings.crop, settings.crop)
-    images = torch.empty(shape, dtype=torch.float32, memory_format=torch.channels_last)
-    piece = max(1, 2**16 // settings.crop**2)
-    for begin in range(0, len(crops), piece):
-        rows = slice(begin, begin + piece)
-        images[rows] = _augment_images(crops[rows], parameters[rows], settings, mean, std)
     return images
 
 
@@ -246,10 +228,8 @@ def flip(images: Tensor, horizontal: Tensor, vertical: Tensor) -> Tensor:
 
 def to_planes(images: Tensor) -> Planes:
     """Convert uint8 images to three float planes in [0, 1], red, green and blue, [n, h, w] each."""
-    red, green, blue = (
-        images[:, i].float().div_(255.0) for i in range(3)
-    )  # unbind would be materialised by the compiler
-    return red, green, blue
+    # Not with unbind, which the compiler would materialise.
+    return images[:, 0].float().div_(255.0), images[:, 1].float().div_(255.0), images[:, 2].float().div_(255.0)
 
 
 def from_planes(planes: Planes) -> Tensor:
@@ -264,9 +244,8 @@ def grey(planes: Planes) -> Tensor:
 
 
 def mean_grey(images: Tensor, factor: Tensor) -> Tensor:
-    """Return the mean grey [n] of uint8 images whose brightness is changed by ``factor``.
-
-    It is computed from the bytes, not from the planes, so that compiled code sums in memory order."""
+    """Return the mean grey [n] of uint8 images whose brightness is changed by ``factor``; from the bytes, not from the
+    planes, so that compiled code sums in memory order."""
     lines = images.permute(0, 2, 3, 1).flatten(2).float().mul_(factor[:, None, None] / 255.0).clamp_(max=1.0)
     channel = torch.arange(3, device=images.device)
     weights = torch.where(channel == 0, GREY[0], torch.where(channel == 1, GREY[1], GREY[2]))
@@ -345,9 +324,7 @@ def resized_crop(
     images: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, size: tuple[int, int]
 ) -> Tensor:
     """Resize the box ``height`` × ``width`` at (``top``, ``left``) of uint8 images to ``size``: bilinear, antialiased
-    by a triangle as wide as the step of the output pixels and at least one input pixel.
-
-    The filter is separable, so it is two matrix products per image."""
+    by a triangle as wide as the step of the output pixels and at least one input pixel; two matrix products."""
     # float16 uses tensor cores: pixels are exact and weights good to 2^-11, a tenth of a grey level.
     dtype = torch.float16 if images.is_cuda else torch.float32
     rows = _resize_weights(top, height, images.shape[-2], size[0]).to(dtype)

@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import FileIO
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,9 @@ from cclnet.data.parallel import available_cores, counting_images, process_chunk
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 from cclnet.files import write_whole
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
 
 # An image file is identified by its name below the data folder, and unchanged while size and modification time are the
 # same, as in make and rsync. Hashing its content would mean reading every file at every start.
@@ -50,16 +54,10 @@ _SECONDS_BETWEEN_SAVES = 5.0  # the work that a killed run loses at most
 
 @dataclass(frozen=True)
 class DecodedImages:
-    """N images of any shape in one flat buffer.
+    """N images of any shape in one flat buffer: image i is ``pixels[offset : offset + height * width * 3]``, RGB."""
 
-    Attributes:
-        pixels: uint8, one dimension; in memory or memory-mapped. It holds the images in any order, and maybe others.
-        offsets: start of each image, int64 [N].
-        heights, widths: int32 [N]. Image i is ``pixels[offset : offset + height * width * 3]`` as [H, W, 3], RGB.
-    """
-
-    pixels: RGB
-    offsets: npt.NDArray[np.int64]
+    pixels: RGB  # uint8, one dimension, in memory or memory-mapped; the images in any order, and maybe others
+    offsets: npt.NDArray[np.int64]  # [N], as heights and widths
     heights: npt.NDArray[np.int32]
     widths: npt.NDArray[np.int32]
 
@@ -86,37 +84,29 @@ class DecodedImages:
         with_channels = array if array.ndim == 4 else array[..., None]
         rgb = with_channels if with_channels.shape[3] == CHANNELS else np.repeat(with_channels, CHANNELS, axis=3)
         count, height, width, _ = rgb.shape
-        return cls(
-            np.ascontiguousarray(rgb).reshape(-1),
-            np.arange(count, dtype=np.int64) * (height * width * CHANNELS),
-            np.full(count, height, dtype=np.int32),
-            np.full(count, width, dtype=np.int32),
-        )
+        offsets = np.arange(count, dtype=np.int64) * (height * width * CHANNELS)
+        heights, widths = (np.full(count, side, dtype=np.int32) for side in (height, width))
+        return cls(np.ascontiguousarray(rgb).reshape(-1), offsets, heights, widths)
 
 
 def decode(
-    table: ImageTable,
-    short_side: int = 256,
-    cache_dir: Path | None = None,
-    workers: int | None = None,
+    table: ImageTable, short_side: int = 256, cache_dir: Path | None = None, workers: int | None = None,
     progress: bool = True,
-) -> DecodedImages:
+) -> DecodedImages:  # fmt: skip
     """Return the images of a table as uint8 RGB with the given short side, decoded now or taken from the cache.
 
     Images keep their aspect ratio. Small images are enlarged, so that every crop fits. All broken images are named in
-    one error. A run that was killed resumes.
-
-    Args:
-        cache_dir: folder of the cache. Default: ``cclnet`` in the user's cache folder (``$XDG_CACHE_HOME``, else
-            ``~/.cache``). Images that came as an array stay in memory unless resizing them takes more than a gigabyte.
-        workers: processes that decode. Default: one per core that this process may use.
+    one error. A run that was killed resumes. The cache is by default ``cclnet`` in the user's cache folder
+    (``$XDG_CACHE_HOME``, else ``~/.cache``); images that came as an array stay in memory unless resizing them takes
+    more than a gigabyte. ``workers`` is the number of processes, by default one per core.
     """
     images, broken = decode_readable(table, short_side, cache_dir, workers, progress)
     if broken:
-        some = "".join(f"\n  {reason}" for reason in list(broken.values())[:20])
-        more = f"\n  and {len(broken) - 20} more" if len(broken) > 20 else ""
+        some = "\n  ".join(
+            [*list(broken.values())[:20], *([f"and {len(broken) - 20} more"] if len(broken) > 20 else [])]
+        )
         raise InputError(
-            f"{len(broken)} of {len(table)} images cannot be used:{some}{more}\n"
+            f"{len(broken)} of {len(table)} images cannot be used:\n  {some}\n"
             "Replace or remove these files (`cclnet data audit` lists all of them). The other images are in the cache "
             "and will not be decoded again."
         )
@@ -124,12 +114,9 @@ def decode(
 
 
 def decode_readable(
-    table: ImageTable,
-    short_side: int = 256,
-    cache_dir: Path | None = None,
-    workers: int | None = None,
+    table: ImageTable, short_side: int = 256, cache_dir: Path | None = None, workers: int | None = None,
     progress: bool = True,
-) -> tuple[DecodedImages, dict[int, str]]:
+) -> tuple[DecodedImages, dict[int, str]]:  # fmt: skip
     """As :func:`decode`, but broken images have height and width 0, and the reason is returned per row."""
     if short_side < 1:
         raise InputError(f"short_side must be at least 1 pixel, got {short_side}.")
@@ -138,7 +125,8 @@ def decode_readable(
     if isinstance(table.images, np.ndarray):
         if (in_memory := _resize_in_memory(table.images, short_side)) is not None:
             return in_memory, {}
-        entries, broken = array_entries(table.images), {}
+        entries, broken = np.zeros(len(table), ENTRY), {}
+        entries["name"] = [hashlib.blake2b(image.tobytes(), digest_size=12).hexdigest() for image in table.images]
     else:
         entries, missing = file_entries(table.images, table.root)
         broken = {row: str(UnreadableImage(table.images[row], reason)) for row, reason in missing.items()}
@@ -152,10 +140,8 @@ def decode_readable(
     if index is None or _missing_rows(find_entries(entries, index.entries), broken):
         index = add_missing(store, entries, read, broken, workers or available_cores(), progress)
     found = find_entries(entries, index.entries)
-    images = DecodedImages(
-        store.map_pixels(index), *(np.ascontiguousarray(found[field]) for field in ("offset", "height", "width"))
-    )
-    return images, dict(sorted(broken.items()))
+    locations = (np.ascontiguousarray(found[field]) for field in ("offset", "height", "width"))
+    return DecodedImages(store.map_pixels(index), *locations), dict(sorted(broken.items()))
 
 
 def _resize_in_memory(array: npt.NDArray[np.uint8], short_side: int) -> DecodedImages | None:
@@ -166,9 +152,9 @@ def _resize_in_memory(array: npt.NDArray[np.uint8], short_side: int) -> DecodedI
     unchanged = array.shape[1:] == (height, width, CHANNELS)
     if not unchanged and len(array) * height * width * CHANNELS > _MAX_IN_MEMORY:
         return None
-    if array.shape[1:3] == (height, width):
-        return DecodedImages.from_array(array)
-    return DecodedImages.from_array(np.stack([_resize_array(image, short_side) for image in array]))
+    if array.shape[1:3] != (height, width):
+        array = np.stack([_resize_array(image, short_side) for image in array])
+    return DecodedImages.from_array(array)
 
 
 def _resize_array(image: npt.NDArray[np.uint8], short_side: int) -> RGB:
@@ -201,14 +187,6 @@ def file_entries(paths: Sequence[Path], root: Path) -> tuple[Entries, dict[int, 
     return entries, missing
 
 
-def array_entries(array: npt.NDArray[np.uint8]) -> Entries:
-    """Return one entry per image in memory, identified by its pixels."""
-    entries = np.zeros(len(array), ENTRY)
-    for row, image in enumerate(array):
-        entries[row]["name"] = hashlib.blake2b(image.tobytes(), digest_size=12).hexdigest()
-    return entries
-
-
 def find_entries(entries: Entries, stored: Entries) -> Entries:
     """Return ``entries`` with offset, height and width filled in where ``stored`` has the same unchanged file."""
     found = entries.copy()
@@ -222,12 +200,6 @@ def find_entries(entries: Entries, stored: Entries) -> Entries:
     for field in ("offset", "height", "width"):
         found[field][same] = stored[field][at[same]]
     return found
-
-
-def _merge(stored: Entries, added: Entries) -> Entries:
-    """Return the entries of both; for a file that has changed, the added one."""
-    both = np.concatenate([added, stored])
-    return both[np.unique(both["name"], return_index=True)[1]]
 
 
 def _missing_rows(found: Entries, broken: dict[int, str]) -> list[int]:
@@ -245,21 +217,19 @@ class StoreIndex:
     entries: Entries
 
     @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Bytes of each image."""
+    def lengths(self) -> npt.NDArray[np.int64]:  # bytes of each image
         return self.entries["height"].astype(np.int64) * self.entries["width"] * CHANNELS
 
     @property
-    def end(self) -> int:
-        """Bytes of the pixel file up to the end of the last entry."""
+    def end(self) -> int:  # bytes of the pixel file up to the end of the last entry
         return int((self.entries["offset"] + self.lengths).max(initial=0))
 
 
+@dataclass(frozen=True)
 class PixelStore:
     """The pixel file and its index in one folder. Failures to write are raised as OSError."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def pixels_path(self, token: str) -> Path:
         return self.folder / f"pixels-{token}.bin"
@@ -277,9 +247,11 @@ class PixelStore:
 
     def map_pixels(self, index: StoreIndex) -> RGB:
         """Memory-map the pixels up to the last entry; what a writer appends after it is left out."""
-        if index.end == 0:
-            return np.zeros(0, np.uint8)
-        return np.memmap(self.pixels_path(index.token), np.uint8, mode="r", shape=(index.end,))
+        return (
+            np.zeros(0, np.uint8)
+            if index.end == 0
+            else np.memmap(self.pixels_path(index.token), np.uint8, mode="r", shape=(index.end,))
+        )
 
     def begin_writing(self) -> StoreIndex:
         """Return the index to extend, complete or not, and remove leftovers. Only under :meth:`lock`."""
@@ -308,10 +280,9 @@ class PixelStore:
     def _clean_up(self, *kept: StoreIndex | None) -> None:
         """Truncate each pixel file after the last image of a kept index; remove other pixel and partial files."""
         ends: dict[Path, int] = {}
-        for index in kept:
-            if index is not None:
-                path = self.pixels_path(index.token)
-                ends[path] = max(index.end, ends.get(path, 0))
+        for index in filter(None, kept):
+            path = self.pixels_path(index.token)
+            ends[path] = max(index.end, ends.get(path, 0))
         for path in (*self.folder.glob("pixels-*.bin"), *self.folder.glob(".*.partial")):
             if path not in ends:
                 path.unlink()
@@ -321,11 +292,8 @@ class PixelStore:
 
     @contextmanager
     def lock(self, waiting: Callable[[], object]) -> Iterator[None]:
-        """Exclude other writers; ``waiting`` is called before waiting for one.
-
-        The lock is released when the process ends, however it ends. Forked processes share it, so it is held until
-        the last of them has stopped writing.
-        """
+        """Exclude other writers; ``waiting`` is called before waiting for one. The lock is released when the process
+        ends, however it ends. Forked processes share it, so it is held until the last of them has stopped writing."""
         if sys.platform == "win32":
             from filelock import FileLock
 
@@ -364,7 +332,7 @@ def add_missing(
     try:
         store.folder.mkdir(parents=True, exist_ok=True)
         with store.lock(lambda: console.print("Another run is decoding these images. Waiting for it.")):
-            return _add_missing(store, store.begin_writing(), entries, read, broken, workers, progress)
+            return _decode_missing(store, entries, read, broken, workers, progress)
     except OSError as error:
         raise InputError(
             f"cannot write decoded images to {store.folder}: {error.strerror or error}. The cache is unchanged. "
@@ -372,21 +340,22 @@ def add_missing(
         ) from error
 
 
-def _add_missing(
+def _decode_missing(
     store: PixelStore,
-    before: StoreIndex,
     entries: Entries,
     read: Callable[[int], RGB],
     broken: dict[int, str],
     workers: int,
     progress: bool,
 ) -> StoreIndex:
+    before = store.begin_writing()
     found = find_entries(entries, before.entries)
     rows = _missing_rows(found, broken)
     saved_at = time.monotonic()
 
     def index() -> StoreIndex:
-        return StoreIndex(before.token, _merge(before.entries, found[found["height"] > 0]))
+        both = np.concatenate([found[found["height"] > 0], before.entries])  # for a changed file, the new entry
+        return StoreIndex(before.token, both[np.unique(both["name"], return_index=True)[1]])
 
     def record(done: list[tuple[int, Location | str]]) -> None:
         nonlocal saved_at
@@ -400,7 +369,8 @@ def _add_missing(
             store.save(index(), finished=False)
             saved_at = time.monotonic()
 
-    write = _Writer(read, store.pixels_path(before.token))
+    path = store.pixels_path(before.token)
+    write = partial(_write, read, path, shared_integer(path.stat().st_size))
     try:
         with counting_images("Decoding", len(entries), len(entries) - len(rows), progress and bool(rows)) as count:
             process_chunks(write, rows, workers, record)
@@ -408,45 +378,35 @@ def _add_missing(
     except (OSError, InputError):  # a disk error: unreadable images raise neither in a worker
         store.roll_back()
         raise
-    except BrokenProcessPool as error:
+    except BaseException as error:
         store.save(index(), finished=False)
-        raise InputError(
-            "a process that decodes images was killed, probably because memory ran out. Run again with fewer workers; "
-            "the finished images are kept."
-        ) from error
-    except BaseException:
-        store.save(index(), finished=False)
+        if isinstance(error, BrokenProcessPool):
+            raise InputError(
+                "a process that decodes images was killed, probably because memory ran out. Run again with fewer "
+                "workers; the finished images are kept."
+            ) from error
         raise
     return index()
 
 
-class _Writer:
-    """The work of each worker: read images and append their pixels to the shared pixel file."""
-
-    def __init__(self, read: Callable[[int], RGB], file: Path) -> None:
-        self.read = read
-        self.file = file
-        self.end = shared_integer(file.stat().st_size)
-
-    def __call__(self, rows: list[int]) -> list[tuple[int, Location | str]]:
-        done: list[tuple[int, Location | str]] = []
-        with self.file.open("r+b", buffering=0) as file:
-            for row in rows:
-                try:
-                    pixels = self.read(row)
-                except UnreadableImage as error:
-                    done.append((row, str(error)))
-                else:
-                    height, width, _ = pixels.shape
-                    done.append((row, (self._append(file, pixels), height, width)))
-        return done
-
-    def _append(self, file: FileIO, pixels: RGB) -> int:
-        with self.end.get_lock():
-            offset = int(self.end.value)
-            self.end.value += pixels.nbytes
-        file.seek(offset)
-        rest = np.ascontiguousarray(pixels).reshape(-1).data
-        while len(rest):
-            rest = rest[file.write(rest) :]
-        return offset
+def _write(
+    read: Callable[[int], RGB], path: Path, end: Synchronized[int], rows: list[int]
+) -> list[tuple[int, Location | str]]:
+    """Read images in a worker and append their pixels to the shared pixel file, which ends at ``end``."""
+    done: list[tuple[int, Location | str]] = []
+    with path.open("r+b", buffering=0) as file:
+        for row in rows:
+            try:
+                pixels = read(row)
+            except UnreadableImage as error:
+                done.append((row, str(error)))
+                continue
+            with end.get_lock():
+                offset = int(end.value)
+                end.value += pixels.nbytes
+            file.seek(offset)
+            rest = np.ascontiguousarray(pixels).reshape(-1).data
+            while len(rest):
+                rest = rest[file.write(rest) :]
+            done.append((row, (offset, pixels.shape[0], pixels.shape[1])))
+    return done

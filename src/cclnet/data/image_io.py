@@ -5,6 +5,7 @@ Pixels are those that a viewer shows; a file that cannot be read raises an error
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import math
@@ -13,6 +14,7 @@ import struct
 import sys
 import threading
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -61,13 +63,9 @@ def read_image(path: str | Path, *, min_short_side: int | None = None, max_pixel
 
     EXIF orientation is applied. Grey becomes three equal channels; 16 bits are scaled to 8 bits. Transparent pixels
     become black, which means "no signal" in medical images and equals padding. Colour profiles are ignored. Of an
-    animation or multi-page file the first image is used; DICOM with several frames is refused.
-
-    ``min_short_side`` allows a large JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, several times faster, while
-    the short side stays at least this long. Other formats ignore it.
-
-    Raises :class:`UnreadableImage` for a file that is missing, truncated, not an image, or larger than
-    ``max_pixels`` by its header.
+    animation or multi-page file the first image is used; DICOM with several frames is refused, as is an image larger
+    than ``max_pixels`` by its header. ``min_short_side`` allows a large JPEG to be decoded at 1/2, 1/4 or 1/8 of its
+    size, several times faster, while the short side stays at least this long.
     """
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (pathlib is slow compared with the decoder)
@@ -82,29 +80,22 @@ def decode_image(
 ) -> RGB:
     """As :func:`read_image`, from the content of a file. ``path`` is only used in errors."""
     if _is_dicom(path, content):
-        return read_dicom(Path(path), io.BytesIO(content), max_pixels)
+        return _read_dicom(path, io.BytesIO(content), max_pixels)
     if (fast := _decode_jpeg(content, path, min_short_side, max_pixels)) is not None:
         return fast
-    image = _open(path, io.BytesIO(content), max_pixels)
-    try:
+    with _named_errors(path):
+        image = _open(path, io.BytesIO(content), max_pixels)
         if image.format in _JPEG and (scale := _jpeg_scale(image.height, image.width, min_short_side)) > 1:
             image.draft(None, (image.width // scale, image.height // scale))
         image.load()
         return _to_rgb(path, image)
-    except UnreadableImage:
-        raise
-    except _PILLOW_ERRORS as error:
-        raise UnreadableImage(path, _reason(error)) from error
 
 
 def rgb_of(image: Image.Image) -> RGB:
     """Return the pixels of a Pillow image as :func:`read_image` does."""
-    try:
-        return _to_rgb(getattr(image, "filename", "") or "image", image)
-    except UnreadableImage:
-        raise
-    except _PILLOW_ERRORS as error:
-        raise UnreadableImage(getattr(image, "filename", "") or "image", _reason(error)) from error
+    path = getattr(image, "filename", "") or "image"
+    with _named_errors(path):
+        return _to_rgb(path, image)
 
 
 def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
@@ -112,10 +103,9 @@ def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, 
     path = Path(path)
     try:
         with path.open("rb") as file:
-            start = file.read(132)
-            file.seek(0)
-            if _is_dicom(path, start):
-                return dicom_size(path, file, max_pixels)
+            if _is_dicom(path, file.peek(132)):
+                header = _dicom_header(path, file, max_pixels)
+                return int(header.Rows), int(header.Columns)
             image = _open(path, file, max_pixels)
             # Pillow rotates TIFF by itself, so its size is already that of the upright image.
             swapped = _orientation(image) >= 5 and image.format != "TIFF"
@@ -126,15 +116,24 @@ def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, 
 
 def brightest_16_bit(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> int | None:
     """Return the largest value of a 16-bit grey image, None for any other image."""
-    path = Path(path)
+    with _named_errors(path), Path(path).open("rb") as file:
+        image = _open(path, file, max_pixels)
+        return int(np.asarray(image).max()) if image.mode.startswith("I;16") else None
+
+
+@contextlib.contextmanager
+def _named_errors(path: str | Path) -> Iterator[None]:
+    """Raise what Pillow raises for a broken file as UnreadableImage."""
     try:
-        with path.open("rb") as file:
-            image = _open(path, file, max_pixels)
-            return int(np.asarray(image).max()) if image.mode.startswith("I;16") else None
+        yield
     except UnreadableImage:
         raise
+    except UnidentifiedImageError as error:
+        raise UnreadableImage(path, "not an image in a supported format, whatever its suffix") from error
     except _PILLOW_ERRORS as error:
-        raise UnreadableImage(path, _reason(error)) from error
+        raise UnreadableImage(
+            path, f"the file is broken or truncated ({str(error) or type(error).__name__})"
+        ) from error
 
 
 def _is_dicom(path: str | Path, start: bytes) -> bool:
@@ -142,19 +141,15 @@ def _is_dicom(path: str | Path, start: bytes) -> bool:
 
 
 def _open(path: str | Path, file: BinaryIO, max_pixels: int) -> ImageFile.ImageFile:
-    """Open an image by its header and refuse one that is too large.
-
-    Pillow's own limit is global and warns before it refuses, so it is suspended while the header is read.
-    """
-    with _PILLOW_LIMIT_LOCK:
+    """Open an image by its header and refuse one that is too large. Pillow's own limit is global and warns before it
+    refuses, so it is suspended while the header is read."""
+    with _PILLOW_LIMIT_LOCK, _named_errors(path):
         pillow_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             image = Image.open(file, formats=_formats())
-        except _PILLOW_ERRORS as error:
-            raise UnreadableImage(path, _reason(error)) from error
         finally:
             Image.MAX_IMAGE_PIXELS = pillow_limit
-    check_size(path, image.height, image.width, max_pixels)
+    _check_size(path, image.height, image.width, max_pixels)
     return image
 
 
@@ -164,14 +159,11 @@ def _formats() -> tuple[str, ...]:
     return tuple(known for known in FORMATS if known in Image.OPEN)  # older versions of Pillow have no AVIF
 
 
-def check_size(path: str | Path, height: int, width: int, max_pixels: int) -> None:
+def _check_size(path: str | Path, height: int, width: int, max_pixels: int) -> None:
     """Refuse an image by the size in its header, before memory for it is allocated."""
-    if height * width > max_pixels:
-        raise UnreadableImage(
-            path, f"its header says {width:,} x {height:,} pixels, more than the limit of {max_pixels:,} (max_pixels)"
-        )
-    if height * width == 0:
-        raise UnreadableImage(path, f"its header says {width} x {height} pixels")
+    if not 0 < height * width <= max_pixels:
+        limit = f", more than the limit of {max_pixels:,} (max_pixels)" if height * width else ""
+        raise UnreadableImage(path, f"its header says {width:,} x {height:,} pixels{limit}")
 
 
 def _jpeg_scale(height: int, width: int, min_short_side: int | None) -> int:
@@ -182,23 +174,19 @@ def _jpeg_scale(height: int, width: int, min_short_side: int | None) -> int:
 
 
 def _decode_jpeg(content: bytes, path: str | Path, min_short_side: int | None, max_pixels: int) -> RGB | None:
-    """Decode a JPEG with simplejpeg, several times faster with the same bits; None to leave it to Pillow.
-
-    Pillow also handles what simplejpeg rejects: stray bytes are harmless, a truncated file is an error.
-    """
+    """Decode a JPEG with simplejpeg, several times faster with the same bits. None leaves it to Pillow, which also
+    handles what simplejpeg rejects: stray bytes are harmless, a truncated file is an error."""
     if not content.startswith(b"\xff\xd8\xff"):
         return None
     try:
         import simplejpeg
-    except ImportError:
-        return None
-    try:
+
         height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
-    except ValueError:
+    except (ImportError, ValueError):
         return None
     if colours not in ("YCbCr", "Gray", "RGB"):
         return None
-    check_size(path, height, width, max_pixels)
+    _check_size(path, height, width, max_pixels)
     scale = _jpeg_scale(height, width, min_short_side)
     try:
         pixels = simplejpeg.decode_jpeg(content, min_height=-(-height // scale), min_width=-(-width // scale))
@@ -270,16 +258,8 @@ def grey_to_rgb(grey: npt.NDArray[np.uint8]) -> RGB:
     return np.repeat(grey[:, :, None], 3, axis=2)
 
 
-def _reason(error: BaseException) -> str:
-    """Return the reason of a Pillow error in words for the user."""
-    if isinstance(error, UnidentifiedImageError):
-        return "not an image in a supported format, whatever its suffix"
-    text = str(error) or type(error).__name__
-    return f"the file is broken or truncated ({text})"
-
-
-def read_dicom(path: Path, file: BinaryIO, max_pixels: int) -> RGB:
-    """Return the image in a DICOM file as a viewer shows it, RGB, uint8 [H, W, 3].
+def _read_dicom(path: str | Path, file: BinaryIO, max_pixels: int) -> RGB:
+    """Return the image in a DICOM file as a viewer shows it.
 
     Grey images pass through the modality LUT or rescale slope and intercept, then the first window or, without a
     window, the VOI LUT. Without either, the range of the pixels is scaled to black and white. MONOCHROME1, where zero
@@ -295,13 +275,7 @@ def read_dicom(path: Path, file: BinaryIO, max_pixels: int) -> RGB:
         raise UnreadableImage(path, f"its pixel data cannot be decoded ({error})") from error
 
 
-def dicom_size(path: Path, file: BinaryIO, max_pixels: int) -> tuple[int, int]:
-    """Return height and width, from the header alone."""
-    header = _dicom_header(path, file, max_pixels)
-    return int(header.Rows), int(header.Columns)
-
-
-def _dicom_header(path: Path, file: BinaryIO, max_pixels: int) -> Any:
+def _dicom_header(path: str | Path, file: BinaryIO, max_pixels: int) -> Any:
     """Read everything but the pixels and check that it describes one image that is not too large."""
     try:
         from pydicom import dcmread
@@ -318,7 +292,7 @@ def _dicom_header(path: Path, file: BinaryIO, max_pixels: int) -> Any:
         raise UnreadableImage(path, f"this DICOM file contains no image (no {', '.join(missing)})")
     if frames > 1:
         raise UnreadableImage(path, f"multi-frame DICOM ({frames} frames). Save the labelled frame as its own file")
-    check_size(path, height, width, max_pixels)
+    _check_size(path, height, width, max_pixels)
     return header
 
 
@@ -372,11 +346,10 @@ def read_resized(image: str | Path | bytes, short_side: int, max_pixels: int = M
     """Return an image file, or the content of one, as upright RGB, uint8 [H, W, 3], with the given short side."""
     large_enough = _REDUCING_GAP * short_side
     if isinstance(image, bytes):
-        name: str | Path = "image"
-        pixels = decode_image(image, name, min_short_side=large_enough, max_pixels=max_pixels)
-    else:
-        name, pixels = image, read_image(image, min_short_side=large_enough, max_pixels=max_pixels)
-    return to_short_side(pixels, short_side, name, max_pixels)
+        pixels = decode_image(image, "image", min_short_side=large_enough, max_pixels=max_pixels)
+        return to_short_side(pixels, short_side, max_pixels=max_pixels)
+    pixels = read_image(image, min_short_side=large_enough, max_pixels=max_pixels)
+    return to_short_side(pixels, short_side, image, max_pixels)
 
 
 def to_short_side(pixels: RGB, short_side: int, path: str | Path = "image", max_pixels: int = MAX_PIXELS) -> RGB:
@@ -406,15 +379,12 @@ def resize(pixels: RGB, height: int, width: int) -> RGB:
     """
     if pixels.shape[:2] == (height, width):
         return pixels
-    return (_resize_torch if "torch" in sys.modules else resize_without_torch)(pixels, height, width)
-
-
-def _resize_torch(pixels: RGB, height: int, width: int) -> RGB:
+    if "torch" not in sys.modules:
+        return resize_without_torch(pixels, height, width)
     import torch
-    import torch.nn.functional as F
 
     planes = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).permute(2, 0, 1)[None]
-    resized = F.interpolate(planes, size=(height, width), mode="bicubic", antialias=True)
+    resized = torch.nn.functional.interpolate(planes, size=(height, width), mode="bicubic", antialias=True)
     return resized[0].permute(1, 2, 0).contiguous().numpy()
 
 

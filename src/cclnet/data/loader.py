@@ -2,11 +2,7 @@
 
 Batches are identical whatever the device, the number of ranks, where the pixels are stored and where a run was
 interrupted, because no random state is kept between batches: the order of an epoch depends on (seed, epoch) and the
-augmentation of a batch on (seed, epoch, step). Both are computed for the global batch, of which each rank takes its
-rows.
-
-``ResidentPixels`` keeps the pixels of a loader's rows on the device; ``StreamedPixels`` leaves them in the
-memory-mapped file and crops on the host. Both copy with the same function, so they return the same bytes.
+augmentation of a batch on (seed, epoch, step). Both are computed for the global batch; each rank takes its rows.
 """
 
 from __future__ import annotations
@@ -42,20 +38,15 @@ PADDING_LIMIT = 4.0  # warn when the frame around all images has more than this 
 class Batch(NamedTuple):
     """The rows of one rank in a batch, on the device.
 
-    Attributes:
-        crops: uint8 [n, h, w, 3], input of ``augment`` (training) or ``normalise`` (evaluation). With mixup or cutmix
-            there is one more in front, whose label and row are not in the batch.
-        parameters: augmentation parameters of the crops, the table that ``augment`` takes; None in evaluation.
-        labels: class indices, int64 [n]; or float32 [n, K] for multi-label data or mixed images.
-        weight: sample weights, float32 [n], or None.
-        rows: indices of the images, on the host.
+    ``crops`` are the input of ``augment`` (training) or ``normalise`` (evaluation). With mixup or cutmix there is one
+    more in front, whose label and row are not in the batch.
     """
 
-    crops: Tensor
-    parameters: Tensor | None
-    labels: Tensor
-    weight: Tensor | None
-    rows: npt.NDArray[np.int64]
+    crops: Tensor  # uint8 [n, h, w, 3]
+    parameters: Tensor | None  # the table that `augment` takes; None in evaluation
+    labels: Tensor  # class indices, int64 [n]; or float32 [n, K] for multi-label data or mixed images
+    weight: Tensor | None  # sample weights, float32 [n]
+    rows: npt.NDArray[np.int64]  # indices of the images, on the host
 
 
 class Loader:
@@ -66,41 +57,27 @@ class Loader:
     batch. Without ``augment`` it is an evaluation loader: images in the order of ``rows``, central crops, each image
     once on one rank; the ranks concatenated give the order of ``rows``.
 
-    Args:
-        images: the decoded images.
-        labels: labels of all images, class indices [N] or zeros and ones [N, K].
-        rows: the images to load.
-        batch_size: images per batch, over all ranks together.
-        augment: augmentation of the training images, or None for evaluation.
-        crop: side of the crop, where ``augment`` does not give it.
-        num_classes: number of classes; needed only for mixing class indices (mixup, cutmix).
-        weights: a weight for every image [N], passed on in the batches.
-        balanced: sample an epoch with replacement, every class equally often (in multi-label data an image as often
-            as its rarest label requires).
-        seed: seed of order and augmentation.
-        device: device of the batches.
-        resident: keep the pixels on the device, or stream them; None keeps them where they fit into 60% of the free
-            device memory (on a CPU they are used in place).
-        workers: threads that prefetch batches while streaming; None for four on a GPU and one on a CPU.
-        rank, world_size: index of this process and number of processes.
+    ``balanced`` samples an epoch with replacement, every class equally often (in multi-label data an image as often as
+    its rarest label requires). ``resident`` keeps the pixels on the device; None does so where they fit into 60% of
+    the free device memory (on a CPU they are used in place).
     """
 
     def __init__(
         self,
         images: DecodedImages,
-        labels: npt.NDArray[Any],
-        rows: Rows | Sequence[int],
+        labels: npt.NDArray[Any],  # of all images: class indices [N], or zeros and ones [N, K]
+        rows: Rows | Sequence[int],  # the images to load
         *,
-        batch_size: int,
+        batch_size: int,  # over all ranks together
         augment: AugmentSettings | None = None,
-        crop: int | None = None,
-        num_classes: int | None = None,
-        weights: npt.NDArray[np.floating[Any]] | None = None,
+        crop: int | None = None,  # side of the crop, where augment does not give it
+        num_classes: int | None = None,  # needed for mixing class indices (mixup, cutmix)
+        weights: npt.NDArray[np.floating[Any]] | None = None,  # of all images [N], passed on in the batches
         balanced: bool = False,
-        seed: int = 0,
+        seed: int = 0,  # of order and augmentation
         device: torch.device | str = "cpu",
         resident: bool | None = None,
-        workers: int | None = None,
+        workers: int | None = None,  # threads that prefetch while streaming; default: four on a GPU, one on a CPU
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -137,11 +114,9 @@ class Loader:
         """Iterate over the batches of an epoch, beginning with batch ``start``."""
         if epoch < 0 or not 0 <= start <= len(self):
             raise InputError(f"expected epoch >= 0 and start from 0 to {len(self)}, got epoch {epoch}, start {start}.")
-        make: Callable[[int], Batch]
+        make: Callable[[int], Batch] = partial(self._evaluation_batch, self._rank_rows())
         if self.augment:
             make = partial(self._training_batch, self.augment, self._order(epoch), epoch)
-        else:
-            make = partial(self._evaluation_batch, self._rank_rows())
         return prefetch(make, range(start, len(self)), self._workers, self._stream)
 
     def _generator(self, *key: int) -> np.random.Generator:
@@ -225,31 +200,10 @@ class Loader:
                 f"batch_size counts the images of all {self.world_size} processes and must be a multiple of their "
                 f"number, got {batch_size}. Try {near}."
             )
-        self._check_labels()
-        self._check_sizes()
-
-    def _check_labels(self) -> None:
-        if self.labels.ndim == 2:
-            return
-        if not np.issubdtype(self.labels.dtype, np.integer) or self.labels.ndim != 1:
-            raise InputError(
-                "labels must be class indices [N] or zeros and ones [N, K], got "
-                f"{self.labels.dtype} {list(self.labels.shape)}."
-            )
-        if not (self.augment and self.augment.mixes):
-            return
-        if self.num_classes is None:
-            raise InputError("mixup and cutmix need num_classes to mix class indices.")
-        if self.labels.min() < 0 or self.labels.max() >= self.num_classes:
-            raise InputError(
-                f"labels must be from 0 to {self.num_classes - 1}, got {self.labels.min()} to {self.labels.max()}."
-            )
-
-    def _check_sizes(self) -> None:
-        if self.augment and self.augment.resized_crop:
-            return
+        if self.labels.ndim != 2:
+            self._check_class_indices()
         sides = np.minimum(self.images.heights[self.rows], self.images.widths[self.rows])
-        if (small := sides < self.crop).any():
+        if (small := sides < self.crop).any() and not (self.augment and self.augment.resized_crop):
             least = self.rows[sides.argmin()]
             raise InputError(
                 f"{small.sum()} of {len(self.rows)} images are smaller than the crop of {self.crop} pixels; the "
@@ -257,16 +211,30 @@ class Loader:
                 f"with short_side of at least {self.crop}, or set crop to at most {sides.min()}."
             )
 
+    def _check_class_indices(self) -> None:
+        if not np.issubdtype(self.labels.dtype, np.integer) or self.labels.ndim != 1:
+            raise InputError(
+                "labels must be class indices [N] or zeros and ones [N, K], got "
+                f"{self.labels.dtype} {list(self.labels.shape)}."
+            )
+        if self.augment and self.augment.mixes:
+            if self.num_classes is None:
+                raise InputError("mixup and cutmix need num_classes to mix class indices.")
+            least, largest = self.labels.min(), self.labels.max()
+            if least < 0 or largest >= self.num_classes:
+                raise InputError(f"labels must be from 0 to {self.num_classes - 1}, got {least} to {largest}.")
+
 
 def _crop_side(augment: AugmentSettings | None, crop: int | None) -> int:
-    if augment is None and crop is None:
+    if augment is not None:
+        if crop not in (None, augment.crop):
+            raise InputError(f"crop is {crop} but the crop of augment is {augment.crop}: set one of them.")
+        return augment.crop
+    if crop is None:
         raise InputError("an evaluation loader needs the side of its crop: pass crop.")
-    if augment is not None and crop not in (None, augment.crop):
-        raise InputError(f"crop is {crop} but the crop of augment is {augment.crop}: set one of them.")
-    side = augment.crop if augment is not None else crop
-    if side is None or side < 1:
-        raise InputError(f"crop must be at least 1 pixel, got {side}.")
-    return side
+    if crop < 1:
+        raise InputError(f"crop must be at least 1 pixel, got {crop}.")
+    return crop
 
 
 def _training_batch_size(count: int, batch_size: int, world_size: int) -> int:
@@ -296,9 +264,8 @@ def _warn_of_padding(frame: tuple[int, int], heights: npt.NDArray[np.integer], w
 
 
 def _balanced_probabilities(labels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return cumulative probabilities of the images such that every class is sampled equally often.
-
-    In multi-label data an image has the probability of its rarest label; images without any count as a class."""
+    """Return cumulative probabilities of the images such that every class is sampled equally often. A multi-label image
+    has the probability of its rarest label; images without any count as a class."""
     if labels.ndim == 1:
         weights = 1.0 / np.bincount(labels)[labels]
     else:
@@ -315,15 +282,15 @@ class StreamedPixels:
     """Pixels in a memory-mapped file or in host memory; crops are copied to the device."""
 
     def __init__(self, images: DecodedImages, device: torch.device) -> None:
-        self.device = device
-        self.images = images
+        self.device, self.images = device, images
+        self.heights, self.widths = images.heights.astype(np.int64), images.widths.astype(np.int64)
         with warnings.catch_warnings():  # the read-only map is never written to
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             self.pixels = torch.from_numpy(np.asarray(images.pixels))
 
     def crops(self, rows: Rows, top: npt.NDArray[Any], left: npt.NDArray[Any], size: int) -> Tensor:
         """Return square crops [n, size, size, 3] at (``top``, ``left``) of the images in ``rows``."""
-        strides = 3 * self.images.widths[rows].astype(np.int64)
+        strides = 3 * self.widths[rows]
         starts = self.images.offsets[rows] + top * strides + 3 * left
         out = torch.empty((len(rows), size, size, 3), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         gather_crops(self.pixels, torch.from_numpy(starts), torch.from_numpy(strides), size, size, out)
@@ -332,25 +299,22 @@ class StreamedPixels:
     def frames(self, rows: Rows, height: int, width: int) -> Tensor:
         """Return whole images zero-padded to [n, height, width, 3]."""
         packed, begins = pack(self.images, rows, 3 * height * width, pinned=self.device.type == "cuda")
-        indices = np.stack((begins, self.images.heights[rows], self.images.widths[rows]))
-        starts, heights, widths = upload(indices, self.device)
-        return gather_frames(upload(packed, self.device), starts, heights, widths, height, width)
+        indices = np.stack((begins, self.heights[rows], self.widths[rows]))
+        return gather_frames(upload(packed, self.device), upload(indices, self.device), height, width)
 
 
-class ResidentPixels:
+class ResidentPixels(StreamedPixels):
     """The pixels of ``rows`` on the device. They are copied by a background thread; until then crops are made on the
-    host, so that the copy overlaps with building and compiling the network."""
+    host, so that the copy overlaps with building and compiling the network. Both return the same bytes."""
 
     def __init__(self, images: DecodedImages, rows: Rows, device: torch.device) -> None:
-        self.device = device
-        self.on_host = StreamedPixels(images, device)
-        self.heights, self.widths = images.heights.astype(np.int64), images.widths.astype(np.int64)
+        super().__init__(images, device)
         sizes = 3 * self.heights[rows] * self.widths[rows]
         ends = np.cumsum(sizes)
         self.starts = np.full(len(images), -1, dtype=np.int64)
         self.starts[rows] = ends - sizes
         frame = 3 * int(self.heights[rows].max()) * int(self.widths[rows].max())
-        self.pixels = torch.empty(int(ends[-1]) + frame, dtype=torch.uint8, device=device)
+        self.resident = torch.empty(int(ends[-1]) + frame, dtype=torch.uint8, device=device)
         chunks = np.split(rows, np.flatnonzero(np.diff(ends // CHUNK_BYTES)) + 1)
         copier = ThreadPoolExecutor(1, thread_name_prefix="pixels")
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -364,7 +328,7 @@ class ResidentPixels:
             for chunk in chunks:
                 packed, _ = pack(images, chunk, room=0)
                 begin = int(self.starts[chunk[0]])
-                self.pixels[begin : begin + len(packed)].copy_(packed)
+                self.resident[begin : begin + len(packed)].copy_(packed)
         if stream is not None:
             stream.synchronize()
 
@@ -375,21 +339,17 @@ class ResidentPixels:
         return self.transfer.done()
 
     def crops(self, rows: Rows, top: npt.NDArray[Any], left: npt.NDArray[Any], size: int) -> Tensor:
-        """As :meth:`StreamedPixels.crops`."""
         if not self.ready():
-            return self.on_host.crops(rows, top, left, size)
+            return super().crops(rows, top, left, size)
         strides = 3 * self.widths[rows]
-        indices = np.stack((self.starts[rows] + top * strides + 3 * left, strides))
-        starts, steps = upload(indices, self.device)
-        return gather_crops(self.pixels, starts, steps, size, size)
+        starts, steps = upload(np.stack((self.starts[rows] + top * strides + 3 * left, strides)), self.device)
+        return gather_crops(self.resident, starts, steps, size, size)
 
     def frames(self, rows: Rows, height: int, width: int) -> Tensor:
-        """As :meth:`StreamedPixels.frames`."""
         if not self.ready():
-            return self.on_host.frames(rows, height, width)
+            return super().frames(rows, height, width)
         indices = np.stack((self.starts[rows], self.heights[rows], self.widths[rows]))
-        starts, heights, widths = upload(indices, self.device)
-        return gather_frames(self.pixels, starts, heights, widths, height, width)
+        return gather_frames(self.resident, upload(indices, self.device), height, width)
 
 
 def gather_crops(
@@ -411,10 +371,10 @@ def gather_crops(
     return torch.index_select(lines, 0, begins.flatten(), out=flat).view(shape)
 
 
-def gather_frames(pixels: Tensor, starts: Tensor, heights: Tensor, widths: Tensor, height: int, width: int) -> Tensor:
-    """Copy whole images into the upper left of zero frames [n, height, width, 3].
-
-    The buffer must have room for one frame after the last image."""
+def gather_frames(pixels: Tensor, located: Tensor, height: int, width: int) -> Tensor:
+    """Copy whole images into the upper left of zero frames [n, height, width, 3]. ``located`` [3, n] has start, height
+    and width of each. The buffer must have room for one frame after the last image."""
+    starts, heights, widths = located
     frames = gather_crops(pixels, starts, 3 * widths, height, width)
     rows = torch.arange(height, device=pixels.device)[:, None] < heights[:, None, None]
     columns = torch.arange(width, device=pixels.device) < widths[:, None, None]
@@ -447,29 +407,37 @@ def prefetch(
     """Yield ``make(step)`` for each step, in order, computed some steps in advance.
 
     With ``workers`` threads as many steps in advance; without threads one step, which on a GPU is queued beside the
-    work on the previous step. With a ``stream`` everything is made on it, and the current stream (not the host) waits
-    for it.
+    work on the previous step. With a ``stream`` all is made on it, and the current stream (not the host) waits for it.
 
     >>> list(prefetch(lambda step: (step, step**2), range(2, 5), workers=2))
     [(2, 4), (3, 9), (4, 16)]
     """
     if stream is None:
-        return _prefetch_inline(make, steps) if workers == 0 else _prefetch_threads(make, steps, workers)
-    on_stream = partial(_make_on_stream, stream, make)
-    made = _prefetch_inline(on_stream, steps) if workers == 0 else _prefetch_threads(on_stream, steps, workers)
-    return _wait_on_stream(made, stream.device)
+        yield from _in_advance(make, steps, workers)
+        return
+
+    def make_on_stream(step: int) -> tuple[Item, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            return make(step), stream.record_event()
+
+    for made, ready in _in_advance(make_on_stream, steps, workers):
+        current = torch.cuda.current_stream(stream.device)
+        current.wait_event(ready)
+        for value in made:
+            if isinstance(value, Tensor):
+                value.record_stream(current)  # keeps its memory until the work queued on it is done
+        yield made
 
 
-def _prefetch_inline(make: Callable[[int], Item], steps: range) -> Iterator[Item]:
-    ready: deque[Item] = deque()
-    for step in steps:
-        ready.append(make(step))
-        if len(ready) > 1:
-            yield ready.popleft()
-    yield from ready
-
-
-def _prefetch_threads(make: Callable[[int], Item], steps: range, workers: int) -> Iterator[Item]:
+def _in_advance(make: Callable[[int], Item], steps: range, workers: int) -> Iterator[Item]:
+    if workers == 0:
+        made: deque[Item] = deque()
+        for step in steps:
+            made.append(make(step))
+            if len(made) > 1:
+                yield made.popleft()
+        yield from made
+        return
     waiting: deque[Future[Item]] = deque()
     # One torch thread per worker: workers make different batches, and training needs the cores. Leaving the block (at
     # the end, or when the iterator is closed early) waits for the few batches in progress.
@@ -480,18 +448,3 @@ def _prefetch_threads(make: Callable[[int], Item], steps: range, workers: int) -
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-def _make_on_stream(stream: torch.cuda.Stream, make: Callable[[int], Item], step: int) -> tuple[Item, torch.cuda.Event]:
-    with torch.cuda.stream(stream):
-        return make(step), stream.record_event()
-
-
-def _wait_on_stream(prepared: Iterator[tuple[Item, torch.cuda.Event]], device: torch.device) -> Iterator[Item]:
-    for made, ready in prepared:
-        current = torch.cuda.current_stream(device)
-        current.wait_event(ready)
-        for value in made:
-            if isinstance(value, Tensor):
-                value.record_stream(current)  # keeps its memory until the work queued on it is done
-        yield made

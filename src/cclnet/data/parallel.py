@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -59,11 +59,8 @@ def process_chunks(
 def in_order(
     work: Callable[[list[int]], Result], chunks: Iterable[list[int]], workers: int, prefetch: int
 ) -> Iterator[Result]:
-    """Yield the result of ``work`` for each chunk, in order, computed in parallel by the same kind of workers.
-
-    At most ``prefetch`` results are computed before they are consumed, which bounds the memory. The workers stop when
-    the iterator is closed.
-    """
+    """Yield the result of ``work`` for each chunk, in order, computed in parallel by the same kind of workers. At most
+    ``prefetch`` results are computed in advance, to bound the memory. The workers stop when the iterator is closed."""
     with _worker_pool(work, workers) as submit:
         waiting: deque[Future[Result]] = deque()
         for chunk in chunks:
@@ -77,42 +74,34 @@ def in_order(
 @contextmanager
 def _worker_pool(work: Callable[[list[int]], Result], count: int) -> Iterator[Callable[[list[int]], Future[Result]]]:
     """Start workers for the duration of the block; yield the function that submits a chunk."""
-    if count > 1 and _FORKS and not multiprocessing.current_process().daemon:
-        read_end, write_end = os.pipe()
-        try:
-            context = multiprocessing.get_context("fork")
-            with ProcessPoolExecutor(count, context, _initialise_worker, (work, read_end, write_end)) as processes:
-                try:
-                    yield lambda chunk: processes.submit(_work_in_process, chunk)
-                finally:
-                    processes.shutdown(cancel_futures=True)
-        finally:
-            os.close(read_end)
-            os.close(write_end)
+    forked = count > 1 and _FORKS and not multiprocessing.current_process().daemon
+    pool: Executor
+    if forked:
+        pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), _initialise_worker, (work,))
     else:
-        with ThreadPoolExecutor(count) as threads:
-            try:
-                yield lambda chunk: threads.submit(work, chunk)
-            finally:
-                threads.shutdown(cancel_futures=True)
+        pool = ThreadPoolExecutor(count)
+    try:
+        yield lambda chunk: pool.submit(_work_in_process if forked else work, chunk)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 _inherited: Callable[[list[int]], Any]
 
 
-def _initialise_worker(work: Callable[[list[int]], Any], read_end: int, write_end: int) -> None:
+def _initialise_worker(work: Callable[[list[int]], Any]) -> None:
     global _inherited
     _inherited = work
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # all cores are in use, and torch's thread pool does not survive the fork
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops its workers
-    os.close(write_end)
-    threading.Thread(target=_exit_with_parent, args=(read_end,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _exit_with_parent(read_end: int) -> None:
-    """Exit when the pipe closes: only the parent holds its write end, and a killed parent cannot stop its workers."""
-    os.read(read_end, 1)
+def _exit_with_parent() -> None:
+    """Exit when the parent ends: one that is killed cannot stop its workers."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
     os._exit(1)
 
 
@@ -127,11 +116,8 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def counting_images(what: str, total: int, done: int = 0, show: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr for the duration of the block; yield the function that counts further images.
-
-    The bar is refreshed when images are counted, not by a thread: workers are forked while it is shown, and a fork
-    while another thread holds the output lock would deadlock them.
-    """
+    """Show a progress bar on stderr for the duration of the block; yield the function that counts further images. It
+    refreshes the bar, not a thread: a worker forked while another thread holds the output lock would deadlock."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not show, auto_refresh=False) as bar:
         task = bar.add_task(what, total=total, completed=done)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cclnet.data.table import ImageTable
+from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError
 from cclnet.runs.split_file import SPLITS, SplitTable, leaks, read_split_file, write_split_file
 from cclnet.settings import SplitSettings
@@ -23,41 +23,36 @@ def make_split(table: ImageTable, settings: SplitSettings | None = None) -> Spli
     """Return the split name of each image, [N]."""
     settings = settings or SplitSettings()
     if settings.file:
-        splits = read_split(settings.file, table)
-        _refuse_leaks(splits, table, settings, f"the split in {settings.file}")
-        return splits
-    if _use_given_splits(table, settings):
-        splits = _given_splits(table, settings)
-        _refuse_leaks(splits, table, settings, f"the split that comes with the {table.source}")
-        return splits
-    return _random_split(table, settings)
+        splits, what = read_split(settings.file, table), f"the split in {settings.file}"
+    elif (given := _given_splits(table, settings)) is not None:
+        splits, what = given, f"the split that comes with the {table.source}"
+    else:
+        return _random_split(table, settings)
+    _refuse_leaks(splits, table, settings, what)
+    return splits
 
 
-def _use_given_splits(table: ImageTable, settings: SplitSettings) -> bool:
+def _given_splits(table: ImageTable, settings: SplitSettings) -> SplitNames | None:
+    """Return the splits that came with the table, with a calibration split taken from train where settings ask for
+    one; None where they are not to be used."""
     has_splits = table.splits is not None and len(np.unique(table.splits)) > 1
     if settings.by == "given" and not has_splits:
         raise InputError(
             f"split: by = 'given', but the {table.source} has no splits. "
             "Name its split column, or split by group or class."
         )
-    given = has_splits and settings.by in ("auto", "given")
-    if given and (settings.folds is not None or settings.test > 0):
+    if table.splits is None or not has_splits or settings.by not in ("auto", "given"):
+        return None
+    if settings.folds is not None or settings.test > 0:
         raise InputError(
             f"split: the {table.source} comes with splits, so folds and a test share cannot be drawn. "
             "Set by = 'group' or by = 'class' to split its images anew (a given test split is kept)."
         )
-    return given
-
-
-def _given_splits(table: ImageTable, settings: SplitSettings) -> SplitNames:
-    """Return the given splits, with a calibration split taken from train where settings ask for one."""
-    assert table.splits is not None
     splits = table.splits.astype(_SPLIT_DTYPE)
     if settings.calibration > 0:
         if "calibration" in splits:
             raise InputError(f"split: the {table.source} already has a calibration split; leave calibration at 0.")
-        images = settings.calibration * len(table)
-        _take_from_train(splits, "calibration", images, table, _default_by(table), settings.seed)
+        _take_share(splits, "calibration", settings.calibration * len(table), table, _default_by(table), settings.seed)
     return splits
 
 
@@ -66,10 +61,8 @@ def _default_by(table: ImageTable) -> str:
 
 
 def _random_split(table: ImageTable, settings: SplitSettings) -> SplitNames:
-    """Take test, val and calibration from train, in this order.
-
-    Each has its own random stream, so adding one of them does not change those before it.
-    """
+    """Take test, val and calibration from train, in this order. Each has its own random stream, so adding one of them
+    does not change those before it."""
     by = settings.by if settings.by != "auto" else _default_by(table)
     if by == "group" and table.groups is None:
         raise InputError(
@@ -82,47 +75,53 @@ def _random_split(table: ImageTable, settings: SplitSettings) -> SplitNames:
         splits[table.splits == "test"] = "test"
     available = int((splits == "train").sum())
     if settings.test > 0:
-        _take_from_train(splits, "test", settings.test * available, table, by, settings.seed)
+        _take_share(splits, "test", settings.test * available, table, by, settings.seed)
     if settings.folds is not None:
-        _take_fold(splits, settings, table, by)
+        shares = [1 / settings.folds] * settings.folds
+        _take(splits, "val", shares, settings.fold, f"{settings.folds} folds", table, by, settings.seed)
     elif settings.val > 0:
-        _take_from_train(splits, "val", settings.val * available, table, by, settings.seed)
+        _take_share(splits, "val", settings.val * available, table, by, settings.seed)
     if settings.calibration > 0:
-        _take_from_train(splits, "calibration", settings.calibration * available, table, by, settings.seed)
+        _take_share(splits, "calibration", settings.calibration * available, table, by, settings.seed)
     if by == "group":
         _refuse_leaks(splits, table, settings, f"the test split that comes with the {table.source}")
     return splits
 
 
-def _take_from_train(splits: SplitNames, name: str, images: float, table: ImageTable, by: str, seed: int) -> None:
+def _take_share(splits: SplitNames, name: str, images: float, table: ImageTable, by: str, seed: int) -> None:
     """Move about ``images`` images from train to the split ``name``, in place."""
-    rows = np.flatnonzero(splits == "train")
-    share = images / len(rows) if len(rows) else 1.0
+    left = int((splits == "train").sum())
+    share = images / left if left else 1.0
     if share >= 1:
-        raise InputError(f"split: {name} needs {images:g} images, but only {len(rows)} are left in train.")
-    unit, counts = _units(table, rows, by)
-    _refuse_too_few(counts, 2, table, by, f"{name} and train")
-    generator = np.random.default_rng([seed, SPLITS.index(name)])
-    splits[rows[stratify(counts, [1 - share, share], generator)[unit] == 1]] = name
+        raise InputError(f"split: {name} needs {images:g} images, but only {left} are left in train.")
+    _take(splits, name, [1 - share, share], 1, f"{name} and train", table, by, seed)
 
 
-def _take_fold(splits: SplitNames, settings: SplitSettings, table: ImageTable, by: str) -> None:
-    """Move the fold ``settings.fold`` of train to val, in place."""
-    assert settings.folds is not None
+def _take(
+    splits: SplitNames, name: str, shares: list[float], taken: int, what: str, table: ImageTable, by: str, seed: int
+) -> None:
+    """Divide train by ``shares`` and move the subset with index ``taken`` to the split ``name``, in place."""
     rows = np.flatnonzero(splits == "train")
     unit, counts = _units(table, rows, by)
-    _refuse_too_few(counts, settings.folds, table, by, f"{settings.folds} folds")
-    generator = np.random.default_rng([settings.seed, SPLITS.index("val")])
-    fold = stratify(counts, np.full(settings.folds, 1 / settings.folds), generator)
-    splits[rows[fold[unit] == settings.fold]] = "val"
+    present = (counts[:, :-1] > 0).sum(axis=0)
+    needed, units = len(shares), "groups" if by == "group" else "images"
+    if short := [f"{c} ({n})" for c, n in zip(table.classes, present, strict=True) if 0 < n < needed]:
+        raise InputError(
+            f"split: {what} need at least {needed} {units} of every class. Too few {units}: {', '.join(short)}. "
+            "Remove these classes, add images, or ask for fewer splits."
+        )
+    generator = np.random.default_rng([seed, SPLITS.index(name)])
+    splits[rows[stratify(counts, shares, generator)[unit] == taken]] = name
 
 
 def _units(table: ImageTable, rows: Indices, by: str) -> tuple[Indices, Counts]:
     """Return the unit (group or image) of each row, and the images of each class and in total per unit, [U, K + 1].
-
-    Units are sorted by name, so the order of the rows does not matter.
-    """
-    keys = _group_keys(table) if by == "group" else np.asarray(table.names, dtype=str)
+    Units are sorted by name, so the order of the rows does not matter."""
+    keys = np.asarray(table.names, dtype=str)
+    if by == "group":
+        assert table.groups is not None
+        # An image without a group is a group of its own.
+        keys = np.where(table.groups == "", np.char.add("\0image ", keys), table.groups)
     unit = np.unique(keys[rows], return_inverse=True)[1].reshape(-1)
     counts = np.zeros((unit.max(initial=-1) + 1, table.num_classes + 1), dtype=np.int64)
     if table.multilabel:
@@ -131,24 +130,6 @@ def _units(table: ImageTable, rows: Indices, by: str) -> tuple[Indices, Counts]:
         np.add.at(counts, (unit, table.labels[rows]), 1)
     np.add.at(counts[:, -1], unit, 1)
     return unit, counts
-
-
-def _group_keys(table: ImageTable) -> npt.NDArray[np.str_]:
-    """Return the groups; an image without a group gets a group of its own."""
-    assert table.groups is not None
-    own = np.char.add("\0image ", np.asarray(table.names, dtype=str))
-    return np.where(table.groups == "", own, table.groups)
-
-
-def _refuse_too_few(counts: Counts, needed: int, table: ImageTable, by: str, what: str) -> None:
-    present = (counts[:, :-1] > 0).sum(axis=0)
-    short = [f"{name} ({count})" for name, count in zip(table.classes, present, strict=True) if 0 < count < needed]
-    if short:
-        units = "groups" if by == "group" else "images"
-        raise InputError(
-            f"split: {what} need at least {needed} {units} of every class. Too few {units}: {', '.join(short)}. "
-            "Remove these classes, add images, or ask for fewer splits."
-        )
 
 
 def stratify(counts: Counts, fractions: npt.ArrayLike, generator: np.random.Generator) -> Indices:
@@ -162,9 +143,8 @@ def stratify(counts: Counts, fractions: npt.ArrayLike, generator: np.random.Gene
        the deviation from the target ratios, weighted so that small subsets and rare classes count as much.
     3. A subset without any unit of a class gets one from a subset that can spare it.
 
-    Args:
-        counts: images of each class in each unit, [U, K].
-        fractions: share of each subset, [P], above zero, summing to one.
+    ``counts`` are the images of each class in each unit, [U, K]; ``fractions`` the share of each subset, [P], above
+    zero, summing to one.
 
     >>> counts = np.repeat([[1, 0], [0, 2]], [80, 20], axis=0)
     >>> subset = stratify(counts, [0.75, 0.25], np.random.default_rng(0))
@@ -216,9 +196,7 @@ def _assign_greedily(
 
 def _fill_missing_classes(subset: Indices, counts: Counts, num_subsets: int) -> None:
     """Where a subset lacks a class, move it the smallest unit that is not the last of any class in its own subset.
-
-    Every move fills one gap and opens none.
-    """
+    Every move fills one gap and opens none."""
     has = counts > 0
     present = np.stack([has[subset == p].sum(axis=0) for p in range(num_subsets)])
     for class_ in np.argsort(has.sum(axis=0), kind="stable"):
@@ -240,56 +218,39 @@ def divided_groups(splits: SplitNames, groups: SplitNames) -> dict[str, list[str
 
 
 def _refuse_leaks(splits: SplitNames, table: ImageTable, settings: SplitSettings, what: str) -> None:
-    if table.groups is None or settings.allow_leaks:
+    if table.groups is None or settings.allow_leaks or not (divided := divided_groups(splits, table.groups)):
         return
-    if not (divided := divided_groups(splits, table.groups)):
-        return
-    some = ", ".join(f"{group} ({' and '.join(names)})" for group, names in list(divided.items())[:5])
-    more = f" and {len(divided) - 5} more" if len(divided) > 5 else ""
+    some = listed([f"{group} ({' and '.join(names)})" for group, names in divided.items()], 5)
     shares = "".join(
         f" {row.share:.1%} of the {row.split} images share a group with train."
         for row in leaks(splits, table.groups).itertuples()
         if row.shared
     )
     raise InputError(
-        f"split: {what} has {len(divided)} groups in more than one split: {some}{more}.{shares} Scores would be too "
+        f"split: {what} has {len(divided)} groups in more than one split: {some}.{shares} Scores would be too "
         "high. Split by group instead, or set allow_leaks = true to continue."
     )
 
 
 def write_split(path: str | Path, table: ImageTable, splits: SplitNames) -> None:
     """Write split.csv with columns image, split, group (where known) and label."""
-    labels = np.array(_label_names(table), dtype=np.str_)
-    write_split_file(path, SplitTable(np.array(table.names, dtype=np.str_), splits, table.groups, labels))
-
-
-def _label_names(table: ImageTable) -> list[str]:
-    names = np.asarray(table.classes, dtype=object)
-    if table.multilabel:
-        return ["|".join(names[row.astype(bool)]) for row in table.labels]
-    return names[table.labels].tolist()
+    names, labels = np.array(table.names, dtype=np.str_), np.array(table.label_names(), dtype=np.str_)
+    write_split_file(path, SplitTable(names, splits, table.groups, labels))
 
 
 def read_split(path: str | Path, table: ImageTable) -> SplitNames:
-    """Return the splits in a split.csv, in the order of the table. Only the columns image and split are read.
-
-    The file must name every image of the table once, and no others.
-    """
+    """Return the splits in a split.csv, in the order of the table. The file must name every image once, and no others.
+    Only the columns image and split are read."""
     rows = read_split_file(path).to_frame()
-    known, listed = set(table.names), set(rows["image"])
+    known, in_file = set(table.names), set(rows["image"])
     wrong = rows["split"][~rows["split"].isin(SPLITS)].unique()
     problems = [
-        ("images of the data are not in the file", [name for name in table.names if name not in listed]),
+        ("images of the data are not in the file", [name for name in table.names if name not in in_file]),
         ("images in the file are not in the data", [name for name in rows["image"].unique() if name not in known]),
         ("images are in the file more than once", list(rows["image"][rows["image"].duplicated()].unique())),
         (f"split names are none of {', '.join(SPLITS)}", [repr(name) for name in wrong]),
     ]
-    found = [
-        f"{len(items)} {what}: {', '.join(items[:5])}{', …' if len(items) > 5 else ''}"
-        for what, items in problems
-        if items
-    ]
-    if found:
+    if found := [f"{len(items)} {what}: {listed(items, 5)}" for what, items in problems if items]:
         raise InputError(f"{path} does not fit the {table.source}. {'. '.join(found)}. Was it written for other data?")
     split_of = dict(zip(rows["image"], rows["split"], strict=True))
     return np.array([split_of[name] for name in table.names], dtype=_SPLIT_DTYPE)

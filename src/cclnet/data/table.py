@@ -16,33 +16,30 @@ from cclnet.errors import InputError
 from cclnet.runs.split_file import SPLITS
 
 
+def listed(names: Sequence[object], limit: int = 8) -> str:
+    """Join the first few of many names.
+
+    >>> listed(["a", "b", "c"], limit=2)
+    'a, b and 1 more'
+    """
+    shown = ", ".join(str(name) for name in names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"
+
+
 @dataclass(frozen=True)
 class ImageTable:
-    """Images with labels and, where known, groups and splits. All sequences have length N.
+    """Images with labels and, where known, groups and splits. All sequences have length N."""
 
-    Attributes:
-        source: name of the recognised layout ("ISIC challenge folder").
-        root: the file or folder the table was read from; image files lie inside it.
-        names: unique names of the images, as they appear in split.csv and predictions.csv.
-        images: one path per image, or one uint8 array [N, H, W] or [N, H, W, C].
-        labels: class indices, int64 [N]; or for multi-label data zeros and ones, uint8 [N, K].
-        classes: names of the K classes.
-        groups: lesion or patient of each image, which must not be divided between splits; None where unknown.
-        splits: "train", "calibration", "val" or "test" for each image, or None where not given.
-        extra: further columns, one row per image.
-        problems: one sentence for each kind of image or label that was left out, with the reason.
-    """
-
-    source: str
-    root: Path
-    names: Sequence[str]
-    images: Sequence[Path] | npt.NDArray[np.uint8]
-    labels: npt.NDArray[np.int64] | npt.NDArray[np.uint8]
+    source: str  # name of the layout ("ISIC challenge folder")
+    root: Path  # file or folder the table was read from; image files lie inside it
+    names: Sequence[str]  # unique, as in split.csv and predictions.csv
+    images: Sequence[Path] | npt.NDArray[np.uint8]  # paths, or one array [N, H, W] or [N, H, W, C]
+    labels: npt.NDArray[np.int64] | npt.NDArray[np.uint8]  # class indices [N]; multi-label: zeros and ones [N, K]
     classes: tuple[str, ...]
-    groups: npt.NDArray[np.str_] | None = None
-    splits: npt.NDArray[np.str_] | None = None
-    extra: pd.DataFrame = field(default_factory=pd.DataFrame)
-    problems: tuple[str, ...] = ()
+    groups: npt.NDArray[np.str_] | None = None  # lesions or patients, not to be divided between splits
+    splits: npt.NDArray[np.str_] | None = None  # train, calibration, val or test
+    extra: pd.DataFrame = field(default_factory=pd.DataFrame)  # further columns
+    problems: tuple[str, ...] = ()  # one sentence per kind of image or label that was left out
 
     def __post_init__(self) -> None:
         count = len(self.names)
@@ -80,6 +77,13 @@ class ImageTable:
         if self.multilabel:
             return labels.sum(axis=0, dtype=np.int64)
         return np.bincount(labels, minlength=self.num_classes).astype(np.int64)
+
+    def label_names(self) -> list[str]:
+        """Return the class name of each image; the classes of a multi-label image are joined with "|"."""
+        names = np.asarray(self.classes, dtype=object)
+        if self.multilabel:
+            return ["|".join(names[row.astype(bool)]) for row in self.labels]
+        return names[self.labels].tolist()
 
     def select(self, rows: npt.NDArray[np.intp]) -> ImageTable:
         """Return the table of the given rows, in their order."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from cclnet.data.sources import folders, isic, manifest, medmnist
 from cclnet.data.sources.image_files import below, image_files, subfolders
-from cclnet.data.sources.source import Source, listed
-from cclnet.data.table import ImageTable
+from cclnet.data.sources.source import Source
+from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions, build_settings
 
@@ -96,15 +96,14 @@ def _nothing_fits(path: Path) -> str:
 
 
 def _supported() -> str:
-    layouts = "".join(f"\n  - {source.title}: {source.layout}" for source in SOURCES.values())
-    synthetic = "synthetic, synthetic-multilabel: small generated sets that need no files"
-    return f"Supported layouts:{layouts}\n  - {synthetic}"
+    layouts = [f"{source.title}: {source.layout}" for source in SOURCES.values()]
+    layouts.append("synthetic, synthetic-multilabel: small generated sets that need no files")
+    return "\n  - ".join(["Supported layouts:", *layouts])
 
 
 def _synthetic(kind: str, settings: str) -> ImageTable:
     """Generate a synthetic set from settings such as ``overlap=much,seed=3``."""
-    from cclnet.data.synthetic import SyntheticSettings, synthetic
-    from cclnet.data.synthetic.multilabel import MultilabelSettings, synthetic_multilabel
+    from cclnet.data.synthetic import MultilabelSettings, SyntheticSettings, synthetic, synthetic_multilabel
 
     multilabel = kind == "synthetic-multilabel"
     known = {field.name: field.default for field in fields(MultilabelSettings if multilabel else SyntheticSettings)}

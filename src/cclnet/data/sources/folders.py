@@ -46,15 +46,9 @@ def read(path: Path, options: DataOptions) -> ImageTable:
             unlabelled.append(name)
     notes.exclude("images without a label (in no class folder)", unlabelled)
     codes, classes = encode([label for _, label, _ in rows])
-    table = ImageTable(
-        source=SOURCE.title,
-        root=path,
-        names=[name for name, _, _ in rows],
-        images=[path / name for name, _, _ in rows],
-        labels=codes,
-        classes=classes,
-        splits=np.array([split for _, _, split in rows], dtype=np.str_) if has_splits else None,
-    )
+    names = [name for name, _, _ in rows]
+    splits = np.array([split for _, _, split in rows], dtype=np.str_) if has_splits else None
+    table = ImageTable(SOURCE.title, path, names, [path / name for name in names], codes, classes, splits=splits)
     return finish(table, notes, options.strict)
 
 
@@ -78,9 +72,4 @@ def _has_images(folder: Path) -> bool:
     return bool(image_files(folder, follow_links=True, first_only=True))
 
 
-SOURCE = Source(
-    title="folder per class",
-    layout="melanoma/*.jpg, nevus/*.jpg, … or train/melanoma/*.jpg, val/…, test/…",
-    find=find,
-    read=read,
-)
+SOURCE = Source("folder per class", "melanoma/*.jpg, nevus/*.jpg, … or train/melanoma/*.jpg, val/…, test/…", find, read)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cclnet.data.image_io import SUFFIXES
-from cclnet.data.sources.source import listed
+from cclnet.data.table import listed
 from cclnet.errors import InputError
 
 # ruff: noqa: PTH100, PTH112, PTH113, PTH114, PTH118, PTH119, PTH120, PTH122, PTH123
@@ -22,18 +22,14 @@ from cclnet.errors import InputError
 def image_files(
     folder: Path, *, root: Path | None = None, follow_links: bool = False, first_only: bool = False
 ) -> list[str]:
-    """Return all image files in and below a folder, sorted by path; ``first_only`` stops when one is found.
-
-    Hidden files and ``__MACOSX`` are skipped. A link that leads out of ``root`` (default: the folder) is refused
-    unless ``follow_links``. No folder is entered twice, so circular links end, and folders are entered by their own
-    name before any link to them.
-    """
+    """Return all image files in and below a folder, sorted by path; ``first_only`` stops at the first one. Hidden files
+    and ``__MACOSX`` are skipped. A link that leads out of ``root`` (default: the folder) is refused unless
+    ``follow_links``. No folder is entered twice, so circular links end, and folders are entered by their own name
+    before any link to them."""
     root = root or folder
     inside = os.path.realpath(root)
-    found: list[str] = []
-    leaving: list[str] = []
-    entered: set[str] = set()
-    folders, linked = [os.fspath(folder)], list[str]()
+    found, leaving, linked = list[str](), list[str](), list[str]()
+    folders, entered = [os.fspath(folder)], set[str]()
     if not follow_links and not _within(os.path.realpath(folder), inside):
         raise _leads_out(root, [folder])
     while folders or linked:
@@ -105,32 +101,24 @@ def resolve_inside(folder: Path, names: Iterable[str]) -> list[str]:
 
 
 def locate(folder: Path, names: Iterable[str], *, follow_links: bool = False) -> list[list[str]]:
-    """Return the files that each name from a table may refer to: none, one, or several that differ.
-
-    A name is a path inside ``folder``. Where there is no such file, a file of the same name, with or without suffix,
-    is searched in all folders below.
-    """
+    """Return the files that each name from a table may refer to: none, one, or several that differ. A name is a path
+    inside ``folder``, or else of a file of the same name, with or without suffix, in any folder below."""
     relative = resolve_inside(folder, names)
     found = [[path] if os.path.isfile(path := os.path.join(folder, name)) else [] for name in relative]
-    if not follow_links:
-        _refuse_leaving(folder, [paths[0] for paths in found if paths])
+    files = [] if follow_links else [paths[0] for paths in found if paths]
+    # Only the targets of links are resolved: a file leaves if it or its folder is a link out of the data folder.
+    inside = os.path.realpath(folder)
+    stays = {parent: _within(os.path.realpath(parent), inside) for parent in {os.path.dirname(file) for file in files}}
+    if leaving := [
+        file
+        for file in files
+        if not stays[os.path.dirname(file)] or (os.path.islink(file) and not _within(os.path.realpath(file), inside))
+    ]:
+        raise _leads_out(folder, leaving)
     if all(found):
         return found
     elsewhere = ImagesByStem(image_files(folder, follow_links=follow_links))
     return [paths or elsewhere.find_named(name) for paths, name in zip(found, relative, strict=True)]
-
-
-def _refuse_leaving(folder: Path, files: list[str]) -> None:
-    """Refuse files that are, or lie behind, links out of the folder. Only the targets of links are resolved."""
-    inside = os.path.realpath(folder)
-    stays = {parent: _within(os.path.realpath(parent), inside) for parent in {os.path.dirname(file) for file in files}}
-    leaving = [
-        file
-        for file in files
-        if not stays[os.path.dirname(file)] or (os.path.islink(file) and not _within(os.path.realpath(file), inside))
-    ]
-    if leaving:
-        raise _leads_out(folder, leaving)
 
 
 def _leads_out(folder: Path, links: Sequence[object]) -> InputError:
@@ -146,10 +134,8 @@ def normalise_unicode(text: str) -> str:
 
 
 class ImagesByStem:
-    """Look up images by file name without suffix, in any folder. Segmentation masks are ignored.
-
-    Copies of one file (same name and bytes, as Kaggle's HAM10000 has of every image) count once.
-    """
+    """Look up images by file name without suffix, in any folder. Segmentation masks are ignored. Copies of one file
+    (same name and bytes, as Kaggle's HAM10000 has of every image) count once."""
 
     def __init__(self, files: Iterable[str]) -> None:
         self._files: dict[str, list[str]] = defaultdict(list)

@@ -1,12 +1,11 @@
 """ISIC challenge folders of 2018 (task 3) and 2019, and HAM10000, the training images of ISIC 2018.
 
 A challenge folder has images in ``..._Input`` and labels in ``..._GroundTruth``. The label AK of 2019 is read as AKIEC
-of 2018, so that a model of one can be evaluated on the other. 2019 adds SCC and UNK, and file names may end in
-``_downsampled``.
+of 2018, so that a model of one can be evaluated on the other. File names of 2019 may end in ``_downsampled``.
 
 HAM10000, as Kaggle and the Harvard Dataverse ship it, has one metadata file (7 or 8 columns, commas or tabs, with or
-without suffix) and images anywhere below it. The Dataverse also ships the test images of ISIC 2018 with a ground truth
-of the same columns; with both files the images have the splits train and test.
+without suffix) and images anywhere below it. The test images of ISIC 2018, which the Dataverse also ships, have a
+ground truth of the same columns; with both files the images have the splits train and test.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ import pandas as pd
 
 from cclnet.data.sources.image_files import ImagesByStem, below, image_files, normalise_unicode, plain_files, subfolders
 from cclnet.data.sources.manifest import TEXT_SUFFIXES, read_columns, read_sheet
-from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, fill_groups, finish, listed
-from cclnet.data.table import ImageTable
+from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, fill_groups, finish
+from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError
 from cclnet.settings import DataOptions
 
@@ -66,17 +65,11 @@ def _read_isic(path: Path, options: DataOptions) -> ImageTable:
     columns = {_class_column(column) for truth in layout.truths for column in read_columns(truth)}
     classes = tuple(name for name in CLASSES if name in columns)
     extra = _read_metadata(layout).reindex(names).fillna("").reset_index(drop=True)
-    table = ImageTable(
-        source=ISIC.title,
-        root=layout.root,
-        names=names,
-        images=files,
-        labels=np.array([classes.index(label) for label in rows["label"]], dtype=np.int64),
-        classes=classes,
-        groups=fill_groups(extra["lesion_id"].tolist(), names, notes) if "lesion_id" in extra else None,
-        splits=None if (rows["split"] == "").any() else rows["split"].to_numpy(dtype=np.str_),
-        extra=extra.drop(columns="lesion_id", errors="ignore"),
-    )
+    labels = np.array([classes.index(label) for label in rows["label"]], dtype=np.int64)
+    groups = fill_groups(extra["lesion_id"].tolist(), names, notes) if "lesion_id" in extra else None
+    splits = None if (rows["split"] == "").any() else rows["split"].to_numpy(dtype=np.str_)
+    extra = extra.drop(columns="lesion_id", errors="ignore")
+    table = ImageTable(ISIC.title, layout.root, names, files, labels, classes, groups, splits, extra)
     return finish(table, notes, options.strict)
 
 
@@ -153,9 +146,9 @@ def _match_isic_files(
         images[folders[truth]].find(name) or images[folders[truth]].find(_other_size(name))
         for name, truth in zip(rows["image"], rows["truth"], strict=True)
     ]
-    matched = _with_one_file(rows, files, "image", notes)
+    rows, matched = _with_one_file(rows, files, "image", notes)
     notes.exclude("images without a label", [below(layout.root, file) for file in unlabelled])
-    return matched
+    return rows, matched
 
 
 def _with_one_file(
@@ -195,10 +188,8 @@ def _unlabelled_folders(layout: _Layout) -> list[Path]:
 
 
 def _read_metadata(layout: _Layout) -> pd.DataFrame:
-    """Return lesion groupings and metadata indexed by image; where files disagree, the first value is used.
-
-    The metadata of HAM10000, often stored beside the images of 2018, calls the image ``image_id``.
-    """
+    """Return lesion groupings and metadata (of HAM10000, with ``image_id``) indexed by image; where files disagree, the
+    first value is used."""
     files = [file for folder in layout.folders for file in plain_files(folder, TEXT_SUFFIXES)]
     sheets = [
         read_sheet(file).rename(columns={"image_id": "image"})
@@ -227,7 +218,9 @@ def _read_ham(path: Path, options: DataOptions) -> ImageTable:
         raise InputError(f"{path}: no HAM10000 metadata (columns lesion_id, image_id, dx, …) found.")
     root = path.parent if path.is_file() else path
     notes = SourceNotes()
-    rows = pd.concat([_read_ham_metadata(sheet) for sheet in sheets], ignore_index=True).fillna("")
+    read = [read_sheet(sheet).assign(split="test" if "test" in sheet.name.lower() else "train") for sheet in sheets]
+    rows = pd.concat(read, ignore_index=True).fillna("")
+    rows["image_id"] = rows["image_id"].map(normalise_unicode)
     # The same metadata is often there twice, with and without suffix.
     rows = rows.drop_duplicates(["image_id", "dx", "lesion_id"])
     if repeated := sorted(set(rows["image_id"][rows["image_id"].duplicated()])):
@@ -240,35 +233,13 @@ def _read_ham(path: Path, options: DataOptions) -> ImageTable:
     rows, files = _with_one_file(rows, [images.find(name) for name in rows["image_id"]], "image_id", notes)
     names = rows["image_id"].tolist()
     labels, classes = encode(rows["dx"].str.upper().tolist(), CLASSES)
-    table = ImageTable(
-        source=HAM10000.title,
-        root=root,
-        names=names,
-        images=files,
-        labels=labels,
-        classes=classes,
-        groups=fill_groups(rows["lesion_id"].tolist(), names, notes),
-        splits=rows["split"].to_numpy(dtype=np.str_),
-        extra=rows.drop(columns=[*_HAM_COLUMNS, "split"]),
-    )
+    groups, splits = fill_groups(rows["lesion_id"].tolist(), names, notes), rows["split"].to_numpy(dtype=np.str_)
+    extra = rows.drop(columns=[*_HAM_COLUMNS, "split"])
+    table = ImageTable(HAM10000.title, root, names, files, labels, classes, groups, splits, extra)
     return finish(table, notes, options.strict)
 
 
-def _read_ham_metadata(file: Path) -> pd.DataFrame:
-    rows = read_sheet(file)
-    split = "test" if re.search("test", file.name, re.IGNORECASE) else "train"
-    return rows.assign(split=split, image_id=rows["image_id"].map(normalise_unicode))
-
-
-ISIC = Source(
-    title="ISIC challenge folder",
-    layout="ISIC2018_Task3_Training_Input/ with ISIC2018_Task3_Training_GroundTruth/*.csv, or the same of 2019",
-    find=_find_isic,
-    read=_read_isic,
-)
-HAM10000 = Source(
-    title="HAM10000",
-    layout="HAM10000_metadata(.csv, .tab) with HAM10000_images_part_1/ and HAM10000_images_part_2/",
-    find=_find_ham,
-    read=_read_ham,
-)
+_ISIC_LAYOUT = "ISIC2018_Task3_Training_Input/ with ISIC2018_Task3_Training_GroundTruth/*.csv, or the same of 2019"
+_HAM_LAYOUT = "HAM10000_metadata(.csv, .tab) with HAM10000_images_part_1/ and HAM10000_images_part_2/"
+ISIC = Source("ISIC challenge folder", _ISIC_LAYOUT, _find_isic, _read_isic)
+HAM10000 = Source("HAM10000", _HAM_LAYOUT, _find_ham, _read_ham)

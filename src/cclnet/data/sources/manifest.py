@@ -13,14 +13,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from cclnet.data.sources.image_files import below, images_beside, locate, plain_files
-from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, fill_groups, finish, listed
-from cclnet.data.table import ImageTable
+from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, fill_groups, finish
+from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions
 
@@ -48,6 +49,10 @@ class Columns:
     group: str | None
     split: str | None
 
+    @property
+    def used(self) -> list[str]:
+        return [column for column in (self.image, *self.labels, self.group, self.split) if column]
+
 
 def find(path: Path) -> list[Path]:
     """Return the table itself; in a folder, the tables that have an image column and possible label columns."""
@@ -63,34 +68,39 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     if not root.is_dir():
         raise InputError(f"the image folder {root} does not exist.")
     rows = read_sheet(sheet)
-    columns = _choose_columns(sheet, rows, options)
+    known = [str(column) for column in rows.columns]
+    image = image_column(sheet, rows, options.image_column)
+    group = find_column(sheet, known, options.group_column, GROUP)
+    split = find_column(sheet, known, options.split_column, SPLIT)
+    label_columns = find_label_columns(sheet, rows, options.label_column, {image, group, split})
+    columns = Columns(image, label_columns, group, split)
     notes = SourceNotes()
-    rows = _drop_repeated_rows(sheet, rows, columns)
+    rows = rows.drop_duplicates(columns.used)
+    named = (rows[image] != "").to_numpy()
+    if (repeated := rows[image].duplicated() & named).any():
+        raise InputError(
+            f"{sheet}: images have several rows that differ: {listed(sorted(set(rows[image][repeated])))}. "
+            "Put several labels of one image in one row (A|B), or in columns of zeros and ones."
+        )
     labels, classes, labelled = labels_of(sheet, rows, columns, options)
-    named = (rows[columns.image] != "").to_numpy()
-    files = locate(root, rows[columns.image], follow_links=options.follow_links)
+    files = locate(root, rows[image], follow_links=options.follow_links)
     count = np.array([len(several) for several in files], dtype=np.int64)
     notes.exclude("rows without the name of an image (row)", [i + 2 for i in rows.index[~named]])
-    notes.exclude("images without a label", rows[columns.image][named & ~labelled & (count > 0)].tolist())
-    notes.exclude("labels without an image", rows[columns.image][named & (count == 0)].tolist())
-    notes.exclude("names that fit several files", rows[columns.image][named & (count > 1)].tolist())
+    notes.exclude("images without a label", rows[image][named & ~labelled & (count > 0)].tolist())
+    notes.exclude("labels without an image", rows[image][named & (count == 0)].tolist())
+    notes.exclude("names that fit several files", rows[image][named & (count > 1)].tolist())
     others = images_beside(file for several in files for file in several)
     notes.exclude("images without a row in the table", [below(root, file) for file in others])
     kept = np.flatnonzero(named & labelled & (count == 1))
-    _refuse_repeated_files(sheet, [files[i][0] for i in kept])
+    paths = [files[i][0] for i in kept]
+    if twice := sorted(file for file, times in Counter(paths).items() if times > 1):
+        raise InputError(f"{sheet}: several rows refer to the same file: {listed(twice)}. Remove all but one.")
     rows = rows.iloc[kept].reset_index(drop=True)
-    names = rows[columns.image].tolist()
-    table = ImageTable(
-        source=SOURCE.title,
-        root=root,
-        names=names,
-        images=[Path(files[i][0]) for i in kept],
-        labels=labels[kept],
-        classes=classes,
-        groups=None if columns.group is None else fill_groups(rows[columns.group].tolist(), names, notes),
-        splits=None if columns.split is None else _splits(sheet, rows[columns.split]),
-        extra=rows.drop(columns=[c for c in (columns.image, *columns.labels, columns.group, columns.split) if c]),
-    )
+    names = rows[image].tolist()
+    groups = None if group is None else fill_groups(rows[group].tolist(), names, notes)
+    splits = None if split is None else _splits(sheet, rows[split])
+    images, extra = [Path(path) for path in paths], rows.drop(columns=columns.used)
+    table = ImageTable(SOURCE.title, root, names, images, labels[kept], classes, groups, splits, extra)
     return finish(table, notes, options.strict)
 
 
@@ -98,10 +108,8 @@ def _find_manifest(path: Path, options: DataOptions) -> Path:
     if path.is_file():
         return path
     columns = {c for c in (options.image_column, options.group_column, options.split_column) if c}
-    if columns:
-        tables = [file for file in plain_files(path, SUFFIXES) if columns <= set(read_columns(file))]
-    else:
-        tables = find(path)
+    asked = [file for file in plain_files(path, SUFFIXES) if columns <= set(read_columns(file))]
+    tables = asked if columns else find(path)
     if len(tables) != 1:
         found = f"several tables that fit: {listed([t.name for t in tables])}" if tables else "no table that fits"
         raise InputError(f"{path} contains {found}. Give the path of the CSV or Parquet file.")
@@ -123,15 +131,6 @@ def image_column(sheet: Path, rows: pd.DataFrame, asked: str | None = None) -> s
             f"{sheet}: no image column found among {listed(known, 40)}. Choose one with image_column (--image-column)."
         )
     return image
-
-
-def _choose_columns(sheet: Path, rows: pd.DataFrame, options: DataOptions) -> Columns:
-    known = [str(column) for column in rows.columns]
-    image = image_column(sheet, rows, options.image_column)
-    group = find_column(sheet, known, options.group_column, GROUP)
-    split = find_column(sheet, known, options.split_column, SPLIT)
-    taken = {image, group, split}
-    return Columns(image, find_label_columns(sheet, rows, options.label_column, taken), group, split)
 
 
 def find_column(sheet: Path, known: list[str], asked: str | None, usual: Sequence[str]) -> str | None:
@@ -159,37 +158,14 @@ def find_label_columns(
         )
     if usual:
         return (usual[0],)
-    marked = [column for column in known if column not in taken and _is_marks(rows[column])]
+    values = {column: {value.lower() for value in rows[column].unique()} for column in known if column not in taken}
+    marked = [column for column, found in values.items() if found - {""} and found <= {*_MARKS, ""}]
     if len(marked) < 2:
         raise InputError(
             f"{sheet}: neither a label column nor several columns of zeros and ones found among {listed(known, 40)}. "
             "Choose with label_column (--label-column NAME, or NAME,NAME,…)."
         )
     return tuple(marked)
-
-
-def _is_marks(cells: pd.Series[str]) -> bool:
-    values = {value.lower() for value in cells.unique()}
-    return bool(values - {""}) and values <= {*_MARKS, ""}
-
-
-def _drop_repeated_rows(sheet: Path, rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
-    """Drop repeated rows; refuse an image with rows that differ."""
-    used = [c for c in (columns.image, *columns.labels, columns.group, columns.split) if c]
-    rows = rows.drop_duplicates(used)
-    repeated = rows[columns.image].duplicated() & (rows[columns.image] != "")
-    if repeated.any():
-        raise InputError(
-            f"{sheet}: images have several rows that differ: {listed(sorted(set(rows[columns.image][repeated])))}. "
-            "Put several labels of one image in one row (A|B), or in columns of zeros and ones."
-        )
-    return rows
-
-
-def _refuse_repeated_files(sheet: Path, files: list[str]) -> None:
-    if len(set(files)) < len(files):
-        twice = sorted(file for file, count in Counter(files).items() if count > 1)
-        raise InputError(f"{sheet}: several rows refer to the same file: {listed(twice)}. Remove all but one.")
 
 
 def labels_of(
@@ -201,13 +177,12 @@ def labels_of(
     cells: list[str] = rows[columns.labels[0]].tolist()
     labelled = np.array([cell != "" for cell in cells], dtype=np.bool_)
     separator = options.label_separator or next((s for s in _SEPARATORS if any(s in cell for cell in cells)), None)
-    if separator is None:
-        _, classes = encode([cell for cell in cells if cell])
-        index = {name: i for i, name in enumerate(classes)}
-        return np.array([index.get(cell, -1) for cell in cells], dtype=np.int64), classes, labelled
-    split = [[name for piece in cell.split(separator) if (name := piece.strip())] for cell in cells]
+    pieces = ([cell] if separator is None else cell.split(separator) for cell in cells)
+    split = [[name for piece in several if (name := piece.strip())] for several in pieces]
     _, classes = encode([name for names in split for name in names])
     index = {name: i for i, name in enumerate(classes)}
+    if separator is None:
+        return np.array([index.get(cell, -1) for cell in cells], dtype=np.int64), classes, labelled
     labels = np.zeros((len(cells), len(classes)), dtype=np.uint8)
     for row, names in enumerate(split):
         labels[row, [index[name] for name in names]] = 1
@@ -308,9 +283,7 @@ def _refuse_repeated_columns(path: Path, columns: list[str]) -> None:
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
-    _need_pyarrow(path)
-    import pyarrow
-
+    pyarrow = _pyarrow(path)
     try:
         table = pd.read_parquet(path, engine="pyarrow")
     except (pyarrow.ArrowException, OSError, ValueError) as error:
@@ -322,21 +295,19 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 
 def _parquet_columns(path: Path) -> list[str]:
-    _need_pyarrow(path)
-    import pyarrow
-    import pyarrow.parquet
-
+    pyarrow = _pyarrow(path)
     try:
         return list(pyarrow.parquet.read_schema(path).names)
     except (pyarrow.ArrowException, OSError):
         return []
 
 
-def _need_pyarrow(path: Path) -> None:
+def _pyarrow(path: Path) -> Any:
     try:
-        import pyarrow  # noqa: F401
+        import pyarrow.parquet
     except ImportError as error:
         raise InputError(f"{path} is a Parquet file, which needs pyarrow: pip install 'cclnet[parquet]'") from error
+    return pyarrow
 
 
 def _as_text(cell: object) -> str:
@@ -346,9 +317,5 @@ def _as_text(cell: object) -> str:
     return "" if cell is None or cell is pd.NA else _clean(str(cell))
 
 
-SOURCE = Source(
-    title="manifest",
-    layout="a CSV, TSV or Parquet table with a column for the image and one for the label, images beside it",
-    find=find,
-    read=read,
-)
+_LAYOUT = "a CSV, TSV or Parquet table with a column for the image and one for the label, images beside it"
+SOURCE = Source("manifest", _LAYOUT, find, read)

@@ -6,39 +6,17 @@ import re
 import zipfile
 from pathlib import Path
 from typing import IO, Any
-from urllib.error import URLError
 
 import numpy as np
 import numpy.typing as npt
 
-from cclnet.data.sources.isic import CLASSES
 from cclnet.data.sources.source import Source, SourceNotes, finish
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
-from cclnet.settings import DataOptions
+from cclnet.settings import DataOptions, read_settings
 
 # The files contain class numbers only. These are the names in the collection; for DermaMNIST those of ISIC.
-_ORGANS = ("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver", "lung-left",
-           "lung-right", "pancreas", "spleen")  # fmt: skip
-CLASS_NAMES: dict[str, tuple[str, ...]] = {
-    "bloodmnist": ("basophil", "eosinophil", "erythroblast", "immature granulocytes", "lymphocyte", "monocyte",
-                   "neutrophil", "platelet"),
-    "breastmnist": ("malignant", "normal or benign"),
-    "chestmnist": ("atelectasis", "cardiomegaly", "effusion", "infiltration", "mass", "nodule", "pneumonia",
-                   "pneumothorax", "consolidation", "edema", "emphysema", "fibrosis", "pleural", "hernia"),
-    "dermamnist": tuple(sorted(set(CLASSES) - {"SCC", "UNK"})),
-    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
-    "organamnist": _ORGANS,
-    "organcmnist": _ORGANS,
-    "organsmnist": _ORGANS,
-    "pathmnist": ("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa",
-                  "cancer-associated stroma", "colorectal adenocarcinoma epithelium"),
-    "pneumoniamnist": ("normal", "pneumonia"),
-    "retinamnist": ("0", "1", "2", "3", "4"),
-    "tissuemnist": ("collecting duct or connecting tubule", "distal convoluted tubule",
-                    "glomerular endothelial cells", "interstitial endothelial cells", "leukocytes", "podocytes",
-                    "proximal tubule segments", "thick ascending limb"),
-}  # fmt: skip
+_CLASS_NAMES = Path(__file__).with_name("medmnist_classes.toml")
 
 
 def find(path: Path) -> list[Path]:
@@ -61,49 +39,35 @@ def read(path: Path, options: DataOptions) -> ImageTable:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} cannot be read as .npz: {error}. Is the download complete?") from error
-    table = ImageTable(
-        source=SOURCE.title,
-        root=path,
-        names=[f"{split}_{i:06d}" for split, size in zip(splits, sizes, strict=True) for i in range(size)],
-        images=images,
-        labels=labels,
-        classes=_class_names(path, labels),
-        splits=np.repeat(np.array(splits, dtype=np.str_), sizes),
-    )
+    names = [f"{split}_{i:06d}" for split, size in zip(splits, sizes, strict=True) for i in range(size)]
+    of_image = np.repeat(np.array(splits, dtype=np.str_), sizes)
+    table = ImageTable(SOURCE.title, path, names, images, labels, _class_names(path, labels), splits=of_image)
     return finish(table, SourceNotes(), options.strict)
 
 
 def _read_images(path: Path, archive: zipfile.ZipFile, splits: list[str]) -> tuple[npt.NDArray[np.uint8], list[int]]:
     """Unpack every split directly into the final array, so that large sets take their memory only once."""
     shapes = [_shape(path, archive, f"{split}_images.npy") for split in splits]
-    if len({shape[1:] for shape in shapes}) > 1 or not _is_picture(shapes[0][1:]):
+    size = shapes[0][1:]
+    if len({shape[1:] for shape in shapes}) > 1 or not (len(size) == 2 or (len(size) == 3 and size[2] in (1, 3))):
         raise InputError(
             f"{path}: images must be [N, H, W] or [N, H, W, 3] and the same size in all splits, got "
             f"{', '.join(map(str, shapes))}. Volumes (the 3D sets) are not supported."
         )
-    sizes = [shape[0] for shape in shapes]
-    images = np.empty((sum(sizes), *shapes[0][1:]), dtype=np.uint8)
+    counts = [shape[0] for shape in shapes]
+    images = np.empty((sum(counts), *size), dtype=np.uint8)
     begin = 0
-    for split, size in zip(splits, sizes, strict=True):
+    for split, count in zip(splits, counts, strict=True):
         with archive.open(f"{split}_images.npy") as file:
             _read_npy_header(file)
-            _fill(images[begin : begin + size].reshape(-1), file)
-        begin += size
-    return images, sizes
-
-
-def _fill(target: npt.NDArray[np.uint8], file: IO[bytes]) -> None:
-    filled = 0
-    while filled < len(target):
-        piece = file.read(min(2**24, len(target) - filled))
-        if not piece:
-            raise EOFError(f"{file.name} ends early")
-        target[filled : filled + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
-        filled += len(piece)
-
-
-def _is_picture(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))
+            rest = images[begin : begin + count].reshape(-1)
+            while len(rest):
+                if not (piece := file.read(min(2**24, len(rest)))):
+                    raise EOFError(f"{file.name} ends early")
+                rest[: len(piece)] = np.frombuffer(piece, dtype=np.uint8)
+                rest = rest[len(piece) :]
+        begin += count
+    return images, counts
 
 
 def _shape(path: Path, archive: zipfile.ZipFile, member: str) -> tuple[int, ...]:
@@ -150,16 +114,14 @@ def _read_labels(
 
 def _class_names(path: Path, labels: npt.NDArray[Any]) -> tuple[str, ...]:
     count = labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=0)) + 1
-    name = re.match("[a-z0-9]+", path.stem.lower())
-    known = CLASS_NAMES.get(name[0], ()) if name else ()
-    return known if len(known) >= count else tuple(str(i) for i in range(count))
+    name = re.match("[a-z0-9]*", path.stem.lower())
+    known = read_settings(_CLASS_NAMES).get(name[0] if name else "", ())
+    return tuple(known) if len(known) >= count else tuple(str(i) for i in range(count))
 
 
 def download(name: str) -> Path:
-    """Return the file of a MedMNIST set, such as ``dermamnist_224``, in the folder of the medmnist package.
-
-    It is downloaded if missing, and verified with the checksum in the package.
-    """
+    """Return the file of a MedMNIST set, such as ``dermamnist_224``, in the folder of the medmnist package. It is
+    downloaded if missing, and verified with the checksum in the package."""
     try:
         from medmnist.info import DEFAULT_ROOT, INFO
     except ImportError as error:
@@ -179,7 +141,7 @@ def download(name: str) -> Path:
     file = f"{flag}{version}.npz"
     try:
         download_url(INFO[flag][f"url{version}"], root=DEFAULT_ROOT, filename=file, md5=INFO[flag][f"MD5{version}"])
-    except (URLError, OSError) as error:
+    except OSError as error:  # also urllib's URLError
         raise InputError(
             f"{file} could not be downloaded ({error}). Check the network, or give the path of a local file."
         ) from error
@@ -191,9 +153,4 @@ def download(name: str) -> Path:
     return Path(DEFAULT_ROOT) / file
 
 
-SOURCE = Source(
-    title="MedMNIST",
-    layout="dermamnist.npz, chestmnist_224.npz, … or medmnist:NAME to download",
-    find=find,
-    read=read,
-)
+SOURCE = Source("MedMNIST", "dermamnist.npz, chestmnist_224.npz, … or medmnist:NAME to download", find, read)

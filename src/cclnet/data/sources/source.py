@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from cclnet.data.table import ImageTable
+from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError
 from cclnet.settings import DataOptions
 
@@ -33,16 +33,6 @@ SPLIT_NAMES = {
 }  # fmt: skip
 
 
-def listed(names: Sequence[object], limit: int = 8) -> str:
-    """Join the first few of many names.
-
-    >>> listed(["a", "b", "c"], limit=2)
-    'a, b and 1 more'
-    """
-    shown = ", ".join(str(name) for name in names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"
-
-
 @dataclass
 class SourceNotes:
     """What to report about a source: ``excluded`` (refused by strict) and ``notes`` (no fault)."""
@@ -52,12 +42,10 @@ class SourceNotes:
 
     def exclude(self, what: str, names: Sequence[object]) -> None:
         """Report that these were left out, with their number and the first names; nothing if there are none."""
-        if names:
-            self.excluded.append(f"{what}: {len(names):,} ({listed(names)})")
+        self.excluded += [f"{what}: {len(names):,} ({listed(names)})"] if names else []
 
     def note(self, what: str, names: Sequence[object]) -> None:
-        if names:
-            self.notes.append(f"{what}: {len(names):,} ({listed(names)})")
+        self.notes += [f"{what}: {len(names):,} ({listed(names)})"] if names else []
 
 
 def encode(labels: Sequence[str], order: Sequence[str] = ()) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
@@ -80,10 +68,8 @@ def fill_groups(groups: Sequence[str], names: Sequence[str], notes: SourceNotes)
 
 
 def finish(table: ImageTable, notes: SourceNotes, strict: bool) -> ImageTable:
-    """Drop classes without images, refuse a table that cannot be trained on, and add the notes as ``problems``.
-
-    A single split is not a split of the data: ``splits`` becomes None.
-    """
+    """Drop classes without images, refuse a table that cannot be trained on, and add the notes as ``problems``. A
+    single split is not a split of the data: ``splits`` becomes None."""
     if strict and notes.excluded:
         faults = "".join(f"\n  - {fault}" for fault in notes.excluded)
         raise InputError(f"{table.source} at {table.root}, strict:{faults}\nFix this, or read it without strict.")
@@ -92,7 +78,9 @@ def finish(table: ImageTable, notes: SourceNotes, strict: bool) -> ImageTable:
         raise InputError(f"{table.source} at {table.root}: no image has both a file and a label ({faults}).")
     counts = table.class_counts()
     notes.note("classes without an image, left out", [c for c, n in zip(table.classes, counts, strict=True) if not n])
-    table = _keep_classes(table, np.flatnonzero(counts))
+    kept = np.flatnonzero(counts)
+    labels = table.labels[:, kept] if table.multilabel else np.searchsorted(kept, table.labels)
+    table = replace(table, labels=labels, classes=tuple(table.classes[i] for i in kept))
     if table.num_classes < 2:
         raise InputError(
             f"{table.source} at {table.root}: one class only ({', '.join(table.classes)}, {len(table):,} images). "
@@ -100,18 +88,6 @@ def finish(table: ImageTable, notes: SourceNotes, strict: bool) -> ImageTable:
         )
     splits = table.splits if table.splits is not None and len(set(table.splits.tolist())) > 1 else None
     return replace(table, splits=splits, problems=(*notes.excluded, *notes.notes))
-
-
-def _keep_classes(table: ImageTable, kept: npt.NDArray[np.intp]) -> ImageTable:
-    if len(kept) == table.num_classes:
-        return table
-    if table.multilabel:
-        labels = table.labels[:, kept]
-    else:
-        new_index = np.full(table.num_classes, -1, dtype=np.int64)
-        new_index[kept] = np.arange(len(kept))
-        labels = new_index[table.labels]
-    return replace(table, labels=labels, classes=tuple(table.classes[i] for i in kept))
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:

@@ -1,15 +1,19 @@
-"""Synthetic skin lesions whose classes have a known visual similarity.
+"""Synthetic skin lesions whose classes have a known visual similarity: one class per image, or several.
 
 Every class has a position in appearance space (``rendering.AXES``), and its lesions are distributed around it. The
 distance between two positions defines the similarity of two classes, the ground truth against which learned soft
-labels are checked; no set of real images has one. The classes are letters and stand for no diagnosis.
+labels are checked; no set of real images has one. The classes are letters and stand for no diagnosis. There are close
+pairs, clusters and distant pairs. The similarity is independent of the order of the classes and, with the imbalance of
+ISIC 2018, of class frequency, so a method cannot recover it by counting images.
 
-There are close pairs, clusters and distant pairs. The similarity is independent of the order of the classes and, with
-the imbalance of ISIC 2018, of class frequency, so a method cannot recover it by counting images.
+An image of the multi-label set shows lesions of no, one or several classes side by side. Which classes occur together
+is known as well, and has almost no rank correlation with the similarity: a method that mistakes co-occurrence for
+visual similarity is detected.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -22,56 +26,42 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from scipy.stats import spearmanr
 
-from cclnet.data.synthetic.rendering import AXES, FINEST, LESION, VIEW, Floats, random_row, render
+from cclnet.data.synthetic import rendering
+from cclnet.data.synthetic.rendering import AXES, LESION, SPOT, VIEW, Floats, Marks, random_row
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
 
 SOURCE = "synthetic lesions with known similarity"
+MULTILABEL_SOURCE = "synthetic multi-label lesions with known similarity"
 OVERLAPS = {"little": 0.08, "much": 0.20}
 ISIC2018_COUNTS = (1113, 6705, 514, 327, 1099, 115, 142)
 MAX_CLASSES = 100
 SIMILARITY_WIDTH = 0.4
+MAX_LABELS = 4  # more do not fit side by side
+DECAY = 4.0  # factor by which co-occurrence falls with every step around the ring of classes
+RING_ORDERS = 300  # tried, to find one that is uncorrelated with the similarity
 
 
 @dataclass(frozen=True)
-class SyntheticSettings:
-    """Settings of the synthetic set.
-
-    Attributes:
-        images: number of images.
-        classes: number of classes, 2 to 100.
-        size: height and width in pixels, 16 to 512. The same lesions are rendered at any size.
-        overlap: "little" (0.08), "much" (0.2), or the standard deviation of the lesions of a class around its
-            position, on axes from 0 to 1.
-        imbalance: False for equal classes, "isic2018" (or True) for the class ratios of ISIC 2018, or one number per
-            class: its share of the images.
-        images_per_group: maximum number of photographs of one lesion. About two thirds of the lesions have one.
-        seed: seed of the lesions; the class positions do not depend on it.
-    """
-
+class _SharedSettings:
     images: int = 2400
-    classes: int = 7
-    size: int = 64
+    classes: int = 7  # 2 to 100
+    size: int = 64  # height and width in pixels, 16 to 512; the same lesions are rendered at any size
+    # Standard deviation of the lesions of a class around its position, on axes from 0 to 1: "little" (0.08), "much"
+    # (0.2), or a number.
     overlap: str | float = "little"
-    imbalance: bool | str | Sequence[float] = False
-    images_per_group: int = 3
-    seed: int = 0
+    seed: int = 0  # of the lesions; class positions and co-occurrence do not depend on it
 
-    def __post_init__(self) -> None:
-        ranges = {
-            "classes": (2, MAX_CLASSES),
-            "images": (1, None),
-            "size": (16, 512),
-            "images_per_group": (1, 100),
-            "seed": (0, 2**32 - 1),
-        }
-        problems = [outside(name, getattr(self, name), *limits) for name, limits in ranges.items()]
+    def _check(self, **limits: tuple[int, int]) -> None:
+        """Refuse integers outside their range, all in one error, and an unknown overlap."""
+        shared = {"classes": (2, MAX_CLASSES), "images": (1, None), "size": (16, 512), "seed": (0, 2**32 - 1)}
+        problems = [outside(name, getattr(self, name), *between) for name, between in {**shared, **limits}.items()]
         if problem := " ".join(filter(None, problems)):
             raise InputError(f"synthetic images: {problem}")
         if not 0 <= self.spread <= 1:
-            raise _overlap_error(self.overlap)
-        self.class_counts()
+            raise self._overlap_error()
 
     @property
     def spread(self) -> float:
@@ -81,8 +71,28 @@ class SyntheticSettings:
                 raise unknown("overlap", self.overlap, OVERLAPS)
             return OVERLAPS[self.overlap]
         if not isinstance(self.overlap, Real) or isinstance(self.overlap, bool):
-            raise _overlap_error(self.overlap)
+            raise self._overlap_error()
         return float(self.overlap)
+
+    def _overlap_error(self) -> InputError:
+        return InputError(f"overlap must be {', '.join(OVERLAPS)} or a number from 0 to 1, got {self.overlap!r}.")
+
+
+@dataclass(frozen=True)
+class SyntheticSettings(_SharedSettings):
+    """Settings of the synthetic set.
+
+    ``imbalance``: False for equal classes, "isic2018" (or True) for the class ratios of ISIC 2018, or one number per
+    class, its share of the images. ``images_per_group``: maximum number of photographs of one lesion; about two thirds
+    of the lesions have one.
+    """
+
+    imbalance: bool | str | Sequence[float] = False
+    images_per_group: int = 3
+
+    def __post_init__(self) -> None:
+        self._check(images_per_group=(1, 100))
+        self.class_counts()
 
     def class_counts(self) -> npt.NDArray[np.int64]:
         """Return the images of each class, [K]: shares rounded by largest remainder, so that they sum to ``images``.
@@ -123,6 +133,23 @@ class SyntheticSettings:
         return shares / shares.sum()
 
 
+@dataclass(frozen=True)
+class MultilabelSettings(_SharedSettings):
+    """Settings of the synthetic multi-label set."""
+
+    overlap: str | float = "much"
+    most: int = 3  # maximum number of labels per image, 1 to 4; all numbers from 1 on are equally frequent
+    empty: float = 0.1  # share of the images without any lesion and label
+
+    def __post_init__(self) -> None:
+        self._check()
+        self._check(most=(1, min(MAX_LABELS, self.classes)))
+        if not isinstance(self.empty, Real) or isinstance(self.empty, bool) or not 0 <= self.empty < 1:
+            raise InputError(
+                f"synthetic images: empty, the share of images without a label, must lie in [0, 1), got {self.empty!r}."
+            )
+
+
 def outside(name: str, value: Any, low: int, high: int | None) -> str | None:
     """Return what is wrong with an integer, or None."""
     is_integer = isinstance(value, Integral) and not isinstance(value, bool)
@@ -130,10 +157,6 @@ def outside(name: str, value: Any, low: int, high: int | None) -> str | None:
         return None
     limits = f"from {low} to {high}" if high is not None else f"of {low} or more"
     return f"{name} must be an integer {limits}, got {value!r}."
-
-
-def _overlap_error(value: object) -> InputError:
-    return InputError(f"overlap must be {', '.join(OVERLAPS)} or a number from 0 to 1, got {value!r}.")
 
 
 def class_names(num_classes: int) -> tuple[str, ...]:
@@ -181,20 +204,9 @@ def known_similarity(num_classes: int = 7) -> npt.NDArray[np.float64]:
     return np.exp(-squared / (2 * SIMILARITY_WIDTH**2))
 
 
-class _Photograph(NamedTuple):
-    """The parameters of one image."""
-
-    name: str
-    group: str
-    label: int
-    latent: Floats
-    lesion: Floats
-    view: Floats
-
-
-def _photographs(settings: SyntheticSettings) -> Iterator[_Photograph]:
-    """Yield the images of each class in turn. Every lesion and view has its own generator, so an image depends only on
-    seed, overlap, class and number."""
+def _photographs(settings: SyntheticSettings) -> Iterator[tuple[str, str, int, Floats, Floats, Floats]]:
+    """Yield name, group, label and the parameters of ``render`` for the images of each class in turn. Every lesion and
+    view has its own generator, so an image depends only on seed, overlap, class and number."""
     names, positions = class_names(settings.classes), class_positions(settings.classes)
     # As in the real set, each further photograph of a lesion is about a third as frequent.
     frequency = np.cumsum(3.0 ** -np.arange(settings.images_per_group))
@@ -209,27 +221,29 @@ def _photographs(settings: SyntheticSettings) -> Iterator[_Photograph]:
             group = f"{names[label]}{lesion:05d}"
             for view in range(1, min(photographs, count - taken) + 1):
                 seen = random_row(VIEW, np.random.default_rng((settings.seed, label, lesion, view)))
-                yield _Photograph(f"{group}_{view}", group, label, latent, own, seen)
+                yield f"{group}_{view}", group, label, latent, own, seen
                 taken += 1
             lesion += 1
 
 
-def render_all(
+def _render_all(
     function: Callable[..., npt.NDArray[np.uint8]],
-    parameters: Sequence[tuple[Any, ...]],
+    parameters: Sequence[npt.NDArray[Any]],
     size: int,
     workers: int | None,
 ) -> npt.NDArray[np.uint8]:
-    """Call a rendering function on batches of parameter tuples, one per image, in parallel threads, [N, S, S, 3]."""
-    images = np.empty((len(parameters), size, size, 3), np.uint8)
-    batch = math.ceil(2**16 / max(size, FINEST) ** 2)  # small, so that the planes stay in the processor's cache
+    """Call a rendering function on batches of its parameters, [N, ...] each, in parallel threads, [N, S, S, 3]."""
+    images = np.empty((len(parameters[0]), size, size, 3), np.uint8)
+    batch = math.ceil(
+        2**16 / max(size, rendering.FINEST) ** 2
+    )  # small, so that the planes stay in the processor's cache
 
     def fill(start: int) -> None:
-        columns = zip(*parameters[start : start + batch], strict=True)
-        images[start : start + batch] = function(*(np.stack(column) for column in columns), size)
+        rows = slice(start, start + batch)
+        images[rows] = function(*(column[rows] for column in parameters), size)
 
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        list(pool.map(fill, range(0, len(parameters), batch)))
+        list(pool.map(fill, range(0, len(images), batch)))
     return images
 
 
@@ -241,14 +255,114 @@ def synthetic(settings: SyntheticSettings | None = None, workers: int | None = N
     [2, 2, 2, 2, 2, 2, 2]
     """
     settings = settings or SyntheticSettings()
-    shots = list(_photographs(settings))
-    return ImageTable(
-        source=SOURCE,
-        root=Path("synthetic"),
-        names=[s.name for s in shots],
-        images=render_all(render, [s[3:] for s in shots], settings.size, workers),
-        labels=np.array([s.label for s in shots], np.int64),
-        classes=class_names(settings.classes),
-        groups=np.array([s.group for s in shots]),
-        extra=pd.DataFrame(np.stack([s.latent for s in shots]), columns=list(AXES)),
-    )
+    names, groups, labels, *columns = zip(*_photographs(settings), strict=True)
+    parameters = [np.stack(column) for column in columns]
+    images = _render_all(rendering.render, parameters, settings.size, workers)
+    classes, extra = class_names(settings.classes), pd.DataFrame(parameters[0], columns=list(AXES))
+    codes = np.array(labels, np.int64)
+    return ImageTable(SOURCE, Path("synthetic"), list(names), images, codes, classes, np.array(groups), extra=extra)
+
+
+def co_occurrence_weights(num_classes: int = 7) -> npt.NDArray[np.float64]:
+    """Return the weights with which classes are sampled together, [K, K]: zero diagonal, rows sum to 1.
+
+    The classes form a ring, and the weight falls with the steps between two classes, so all rows have the same values
+    in another order.
+
+    >>> co_occurrence_weights(4).max(axis=1).round(2)
+    array([0.44, 0.44, 0.44, 0.44])
+    """
+    weights = DECAY ** -_steps(_ring(num_classes)).astype(np.float64)
+    np.fill_diagonal(weights, 0.0)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+@functools.cache
+def _ring(num_classes: int) -> tuple[int, ...]:
+    """Return the order of the classes, of many, whose ring distance has the least rank correlation with similarity."""
+    similarity = known_similarity(num_classes)
+    pairs = np.triu_indices(num_classes, 1)
+    generator = np.random.default_rng(num_classes)
+    best, least = tuple(range(num_classes)), math.inf
+    if num_classes <= 3:  # all classes are neighbours
+        return best
+    for _ in range(RING_ORDERS):
+        order = generator.permutation(num_classes)
+        correlation = abs(float(spearmanr(-_steps(order)[pairs], similarity[pairs]).statistic))
+        if correlation < least:
+            best, least = tuple(order.tolist()), correlation
+    return best
+
+
+def _steps(order: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Return the steps around the ring between any two classes, [K, K]."""
+    position = np.argsort(np.asarray(order))
+    distance = np.abs(position[:, None] - position[None, :])
+    return np.minimum(distance, len(position) - distance)
+
+
+def co_occurrence(labels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+    """Return the share of the images of class i that also have class j, [N, K] → [K, K].
+
+    >>> co_occurrence(np.array([[1, 1], [1, 0], [0, 0]], np.uint8))
+    array([[1. , 0.5],
+           [1. , 1. ]])
+    """
+    marks = labels.astype(np.float64)
+    together = marks.T @ marks
+    return together / np.maximum(together.diagonal(), 1.0)[:, None]
+
+
+class _Picture(NamedTuple):
+    """The parameters of one image. Lesions that are not shown have parameters too, so that all shapes are equal."""
+
+    classes: list[int]
+    latents: Floats
+    lesions: Floats
+    spots: Floats
+    shown: Marks
+    view: Floats
+
+
+def _picture(settings: MultilabelSettings, number: int) -> _Picture:
+    """Return image ``number``, which does not depend on the number of images or on other images."""
+    generator = np.random.default_rng((settings.seed, number))
+    classes = _label_set(settings, generator)
+    shown = np.arange(settings.most) < len(classes)
+    positions = class_positions(settings.classes)[[*classes, *[0] * (settings.most - len(classes))]]
+    latents = (positions + settings.spread * generator.standard_normal(positions.shape)).clip(0, 1).astype(np.float32)
+    lesions, spots = (np.stack([random_row(shapes, generator) for _ in shown]) for shapes in (LESION, SPOT))
+    return _Picture(classes, latents, lesions, spots, shown, random_row(VIEW, generator))
+
+
+def _label_set(settings: MultilabelSettings, generator: np.random.Generator) -> list[int]:
+    """Sample the classes of one image: the first uniformly, each further one by its co-occurrence with those before."""
+    if generator.random() < settings.empty:
+        return []
+    chosen: list[int] = []
+    chances, weights = np.ones(settings.classes), co_occurrence_weights(settings.classes)
+    for _ in range(int(generator.integers(1, settings.most + 1))):
+        new = int(np.searchsorted(np.cumsum(chances), generator.random() * chances.sum(), side="right"))
+        chosen.append(min(new, settings.classes - 1))
+        chances = chances * weights[chosen[-1]]
+    return chosen
+
+
+def synthetic_multilabel(settings: MultilabelSettings | None = None, workers: int | None = None) -> ImageTable:
+    """Generate the set: images uint8 [N, S, S, 3] and labels uint8 [N, K]. The bytes do not depend on the number of
+    threads, ``workers`` (default: one per core).
+
+    >>> table = synthetic_multilabel(MultilabelSettings(images=4, size=16, empty=0.0))
+    >>> table.labels.shape, bool(table.labels.any(axis=1).all())
+    ((4, 7), True)
+    """
+    settings = settings or MultilabelSettings()
+    pictures = [_picture(settings, number) for number in range(settings.images)]
+    labels = np.zeros((settings.images, settings.classes), np.uint8)
+    for row, picture in zip(labels, pictures, strict=True):
+        row[picture.classes] = 1
+    parameters = [np.stack(column) for column in zip(*(picture[1:] for picture in pictures), strict=True)]
+    images = _render_all(rendering.render_several, parameters, settings.size, workers)
+    names = [f"skin{number:06d}" for number in range(settings.images)]
+    root = Path("synthetic-multilabel")
+    return ImageTable(MULTILABEL_SOURCE, root, names, images, labels, class_names(settings.classes))

@@ -2,10 +2,9 @@
 
 A lesion has a position on the appearance ``AXES``, each from 0 to 1, and random parameters (``LESION``: positions of
 notches, dots and so on). A photograph adds a random view (``VIEW``: rotation, zoom, light, hairs). Coordinates span
-−1 to 1 over the image, so the same parameters give the same lesion at any size.
-
-Absorption follows Beer and Lambert: the image is the skin colour times ``exp(−melanin − blood)``, with one coefficient
-per colour channel for each, under a bluish veil.
+−1 to 1 over the image, so the same parameters give the same lesion at any size. Absorption follows Beer and Lambert:
+the image is the skin colour times ``exp(−melanin − blood)``, with one coefficient per colour channel for each, under a
+bluish veil.
 """
 
 from __future__ import annotations
@@ -28,28 +27,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 AXES = ("pigment", "redness", "border", "network", "globules", "veil")
 
 # Random parameters, all standard normal, by name and shape. Blobs have a position (u, v) and a weight.
-LESION: Shapes = {
-    "skin": (2,),
-    "radius": (),
-    "edge": (),
-    "honeycomb": (3,),
-    "notches": (11, 3),
-    "mottling": (40, 3),
-    "dots": (24, 2),
-    "clouds": (4, 2),
-}
-VIEW: Shapes = {
-    "turn": (),
-    "zoom": (),
-    "shift": (2,),
-    "exposure": (),
-    "white_balance": (3,),
-    "vignette": (),
-    "flush": (10, 3),
-    "hairiness": (),
-    "hairs": (3, 4),
-    "grain": (2,),
-}
+LESION: Shapes = {"skin": (2,), "radius": (), "edge": (), "honeycomb": (3,), "notches": (11, 3), "mottling": (40, 3),
+                  "dots": (24, 2), "clouds": (4, 2)}  # fmt: skip
+VIEW: Shapes = {"turn": (), "zoom": (), "shift": (2,), "exposure": (), "white_balance": (3,), "vignette": (),
+                "flush": (10, 3), "hairiness": (), "hairs": (3, 4), "grain": (2,)}  # fmt: skip
 SPOT: Shapes = {"turn": (), "zoom": (), "shift": (2,)}  # of one lesion among several in an image
 
 SKIN = (0.92, 0.72, 0.66)  # red, green, blue
@@ -68,13 +49,9 @@ def render(latents: Floats, lesions: Floats, views: Floats, size: int) -> Pixels
     """Render images [B, size, size, 3] of lesions at ``latents`` [B, 6], with one row of random parameters each for
     lesion and view. An image does not depend on the others of the batch."""
     lesion, view = _named(LESION, lesions), _named(VIEW, views)
-    camera = _Camera(
-        turn=_between(0, 2 * math.pi, view["turn"]),
-        zoom=_between(0.85, 1.15, view["zoom"]),
-        shift=0.06 * view["shift"],
-        size=size * math.ceil(FINEST / size),
-    )
-    return _photograph(_lesion_layers(_appearance(latents), lesion, camera), lesion["skin"], view, camera, size)
+    turn, zoom = _between(0, 2 * math.pi, view["turn"]), _between(0.85, 1.15, view["zoom"])
+    camera = _Camera(turn, zoom, 0.06 * view["shift"], size * math.ceil(FINEST / size))
+    return _photograph(_lesion_layers(latents, lesion, camera), lesion["skin"], view, camera, size)
 
 
 def render_several(latents: Floats, lesions: Floats, spots: Floats, shown: Marks, views: Floats, size: int) -> Pixels:
@@ -87,13 +64,10 @@ def render_several(latents: Floats, lesions: Floats, spots: Floats, shown: Marks
     for number in range(count):
         spot = _named(SPOT, spots[:, number])
         around = rotation + np.float32(2 * math.pi * number / count)
-        camera = _Camera(
-            turn=_between(0, 2 * math.pi, spot["turn"]),
-            zoom=_between(0.5, 0.65, spot["zoom"]),
-            shift=_on_disc(np.full_like(around, 0.5), around) + 0.03 * spot["shift"],
-            size=size * math.ceil(FINEST / size),
-        )
-        own = _lesion_layers(_appearance(latents[:, number]), _named(LESION, lesions[:, number]), camera)
+        turn, zoom = _between(0, 2 * math.pi, spot["turn"]), _between(0.5, 0.65, spot["zoom"])
+        shift = _on_disc(np.full_like(around, 0.5), around) + 0.03 * spot["shift"]
+        camera = _Camera(turn, zoom, shift, size * math.ceil(FINEST / size))
+        own = _lesion_layers(latents[:, number], _named(LESION, lesions[:, number]), camera)
         layers.append(np.stack(own) * _planes(shown[:, number].astype(np.float32)))
     melanin, blood, _ = np.sum(layers, axis=0)
     veil = 1 - np.prod([1 - own_veil for _, _, own_veil in layers], axis=0)
@@ -120,10 +94,6 @@ def _photograph(
         image = image.reshape(len(skin), 3, size, step, size, step).mean(axis=(3, 5))
     _add_grain(image, view["grain"])
     return np.clip(image.transpose(0, 2, 3, 1) * 255 + 0.5, 0, 255).astype(np.uint8)
-
-
-def _appearance(latents: Floats) -> dict[str, Floats]:
-    return {axis: _planes(latents[:, i]) for i, axis in enumerate(AXES)}
 
 
 def _named(shapes: Shapes, rows: Floats) -> dict[str, Floats]:
@@ -171,10 +141,8 @@ class _Camera:
         return u, v
 
     def blobs(self, positions: Floats, weights: Floats, width: float) -> Floats:
-        """Return the sum of round Gaussian blobs at positions [B, n, 2] on the lesion, [B, S, S].
-
-        A 2D Gaussian is a product of two 1D Gaussians, so the sum is one matrix product.
-        """
+        """Return the sum of round Gaussian blobs at positions [B, n, 2] on the lesion, [B, S, S]: one matrix product,
+        because a 2D Gaussian is a product of two 1D Gaussians."""
         cosine, sine = self._turned
         u, v = positions[..., 0], positions[..., 1]
         x = self.shift[:, :1] + self.zoom[:, None] * (cosine * u - sine * v)
@@ -185,13 +153,10 @@ class _Camera:
         return np.matmul(down.transpose(0, 2, 1), across)
 
 
-def _lesion_layers(
-    appearance: Mapping[str, Floats], lesion: Mapping[str, Floats], camera: _Camera
-) -> tuple[Floats, Floats, Floats]:
-    """Return melanin, blood and veil at every pixel, [B, S, S] each. ``appearance`` has [B, 1, 1] per axis.
-
-    The strengths are chosen so that every axis is about equally visible in the pixels.
-    """
+def _lesion_layers(latents: Floats, lesion: Mapping[str, Floats], camera: _Camera) -> tuple[Floats, Floats, Floats]:
+    """Return melanin, blood and veil at every pixel, [B, S, S] each. The strengths are chosen so that every axis is
+    about equally visible in the pixels."""
+    appearance = {axis: _planes(latents[:, i]) for i, axis in enumerate(AXES)}
     u, v = camera.lesion_plane()
     radius = _planes(_between(0.50, 0.66, lesion["radius"]))
     stretch = 1 + 0.6 * appearance["border"]
