@@ -1,9 +1,15 @@
 """Options of the compiler, its worker processes, and the capture of a CUDA graph."""
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from cclnet import CCLNet
+from cclnet.network import Classifier
 from cclnet.training import cuda_graph
 
 
@@ -51,3 +57,74 @@ def test_a_replay_writes_the_gradients() -> None:
         expected = torch.autograd.grad(layer(inputs).square().sum(), list(layer.parameters()))
         for parameter, gradient in zip(layer.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter.grad, gradient)
+
+
+SHAPE = (4, 3, 64, 64)
+
+
+def small_network() -> Classifier:
+    return CCLNet("resnet10t", 7, "hard", backbone_settings={"drop_rate": 0.5}).classifier
+
+
+class Convolutions(TorchDispatchMode):
+    """Records the convolutions that are run, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.convolution.default:
+            settings = tuple(tuple(each) if isinstance(each, list) else each for each in args[3:])
+            self.found.append((args[0].shape, args[1].shape, settings))
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_planned_convolutions_are_those_of_the_network() -> None:
+    network = small_network()
+    planned = cuda_graph.convolutions(network, SHAPE)
+    with Convolutions() as of_network, torch.no_grad():
+        network.features(torch.zeros(SHAPE))
+    assert [tuple(convolution) for convolution in planned] == list(dict.fromkeys(of_network.found)) and len(planned) > 5
+    assert next(network.parameters()).device.type == "cpu"  # the network itself was not touched
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_planning_leaves_the_network_and_random_state_alone_and_happens_once() -> None:
+    device = torch.device("cuda")
+    network = small_network().to(device)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    random = torch.cuda.get_rng_state()
+    plan = cuda_graph.plan_convolutions(network, SHAPE, device, nullcontext)
+    assert plan is not None
+    plan()
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters()) and network.training
+    assert torch.equal(torch.cuda.get_rng_state(), random)
+    assert cuda_graph.plan_convolutions(network, SHAPE, device, nullcontext) is None
+
+
+def test_nothing_is_planned_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+
+    def free_and_total(device: torch.device) -> tuple[int, int]:
+        asked.append(device)
+        return cuda_graph.MEMORY_FOR_PLANNING - 1, cuda_graph.MEMORY_FOR_PLANNING
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free_and_total)
+    monkeypatch.setattr(torch, "convolution", lambda *_: pytest.fail("a convolution was run"))
+    plan = cuda_graph.plan_convolutions(small_network(), SHAPE, torch.device("cpu"), nullcontext)
+    assert plan is not None
+    plan()
+    assert asked == [torch.device("cpu")] and not cuda_graph._planned
+
+
+def test_a_network_that_needs_values_is_not_planned() -> None:
+    class Branching(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images.flatten(1) if images.sum() > 0 else -images.flatten(1)
+
+    network = CCLNet(Branching(), 3, "hard", feature_width=12).classifier
+    with pytest.raises(RuntimeError):
+        cuda_graph.convolutions(network, (2, 3, 2, 2))
+    assert cuda_graph.plan_convolutions(network, (2, 3, 2, 2), torch.device("cpu"), nullcontext) is None

@@ -24,7 +24,7 @@ from cclnet.runs.model import TrainedInfo
 from cclnet.settings import Settings
 from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_latest
 from cclnet.training.console import Display, StopRequest, format_softness
-from cclnet.training.cuda_graph import compiled
+from cclnet.training.cuda_graph import compiled, plan_convolutions
 from cclnet.training.setup import (
     PreparedData,
     check_batch_size,
@@ -130,6 +130,7 @@ class Training:
             accumulate=settings.accumulate,
             compile=compiling,
             capture=compiling and on_gpu and fabric.world_size == 1,
+            during_warmup=self._plan_convolutions,
         )
         self.records: list[dict[str, Any]] = []  # one per epoch, the content of metrics.jsonl
         self.epoch = 0  # completed epochs
@@ -285,6 +286,12 @@ class Training:
             description = describe(self.settings, self.data, self.fabric, trained, method.collapse_softness, target)
             write_artifacts(self.run, self.data, self.network, self.shipped_classifier, rows, logits, description)
         self.fabric.barrier()  # no rank reads the artifacts before they are written
+
+    def _plan_convolutions(self) -> Callable[[], None] | None:
+        size = self.settings.augment.crop
+        images = self.loader.batch_size // self.fabric.world_size // self.settings.accumulate
+        shape = (images, 3, size, size)
+        return plan_convolutions(self.network.classifier, shape, self.fabric.device, self.fabric.autocast)
 
     def state(self) -> dict[str, Any]:
         """Return the state to save. Collective: every rank must call it, because it gathers their random states."""

@@ -30,6 +30,7 @@ class TrainStep:
         accumulate: number of chunks of a batch that go through the network one after the other, to save memory.
         compile: compile the augmentation.
         capture: replay a CUDA graph (one GPU only).
+        during_warmup: called before the capture; returns a function to run in a thread while the network compiles.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class TrainStep:
         accumulate: int,
         compile: bool,
         capture: bool,
+        during_warmup: Callable[[], Callable[[], None] | None] = lambda: None,
     ) -> None:
         self.network = network
         self.optimizer = optimizer
@@ -52,6 +54,7 @@ class TrainStep:
         self.clip = clip
         self.accumulate = accumulate
         self.capture = capture
+        self.during_warmup = during_warmup
         self.terms: list[str] = []  # names of the losses, known after the first step
         self._graph: torch.cuda.CUDAGraph | None = None
         self._graph_batch: Batch | None = None  # input and output of the graph: tensors at fixed addresses
@@ -116,7 +119,7 @@ class TrainStep:
         def compute_gradients() -> None:
             self._graph_losses = self._compute_gradients(static)
 
-        graph = capture_graph(compute_gradients, self.optimizer)
+        graph = capture_graph(compute_gradients, self.optimizer, self.during_warmup())
         for buffer, before in buffers:
             buffer.copy_(before)
         torch.cuda.set_rng_state(random_state)
