@@ -37,14 +37,14 @@ def test_evaluate_gives_what_it_writes(runs: list[Path], tmp_path: Path, capsys:
     before = (runs[0] / "model.json").read_bytes()
     scores = cclnet.evaluate(runs[0], tmp_path, draws=20)
     written = json.loads((tmp_path / "scores.json").read_text())
-    assert written["scores"]["accuracy"]["value"] == scores["scores"]["accuracy"]["value"]
+    assert written["scores"]["accuracy"]["value"] == scores.overall["accuracy"].value
     assert (tmp_path / "report.html").exists() and (runs[0] / "model.json").read_bytes() == before
     assert capsys.readouterr().out == ""  # printing is for the command
 
 
 def test_compare_writes_only_where_it_is_told(runs: list[Path], tmp_path: Path) -> None:
     compared = cclnet.compare(runs, against="hard", draws=20)
-    assert [pair["b"] for pair in compared["comparisons"]] == ["hard"]
+    assert [pair.b for pair in compared.comparisons] == ["hard"]
     assert not any(tmp_path.iterdir())
     cclnet.compare(runs, tmp_path / "out", draws=20)
     assert (tmp_path / "out" / "comparison.html").exists()

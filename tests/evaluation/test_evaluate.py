@@ -12,6 +12,7 @@ from cclnet.errors import InputError
 from cclnet.evaluation.calibration import calibration_values, fit_temperature
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.evaluation.metrics import class_metrics, overall_metrics, point_estimates, task_of
+from cclnet.runs.model import read_model_file
 from cclnet.runs.predictions import Predictions, write_predictions
 from cclnet.runs.scores import ClassLeak, Estimate, Mistake, Scores, read_scores
 from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, given, several_labels, single_label, write_run
@@ -75,11 +76,12 @@ def test_the_values_are_those_of_scores_and_calibration(tmp_path: Path, made: Pr
 def test_a_run_folder_gets_its_scores_and_its_temperature(tmp_path: Path) -> None:
     made = in_splits(single_label(400), "test", "val", "calibration", "test")
     run = write_run(tmp_path / "run", made, extra="kept")
+    written = (run / "model.json").read_bytes()
     scores = evaluate(run, draws=50)
     assert read_scores(run / "scores.json") == scores
-    model = json.loads((run / "model.json").read_text())
     fitted = scores.calibration.temperature
-    assert model == scores.model and model["extra"] == "kept" and model["temperature"] is None  # as training wrote it
+    assert (run / "model.json").read_bytes() == written and json.loads(written)["temperature"] is None
+    assert scores.model == read_model_file(run / "model.json").to_json() and scores.model["extra"] == "kept"
     assert fitted.value == pytest.approx(fit_temperature(made.of_split("calibration")), rel=1e-5)
     assert fitted.fitted_on == "calibration" and fitted.images == 100
     assert json.loads((run / "calibration.json").read_text()) == {
@@ -183,10 +185,10 @@ def test_the_matrix_is_summed_up_in_the_order_of_the_classes(tmp_path: Path) -> 
     order = [2, 0, 1]
     text = ["class," + ",".join(made.classes[k] for k in order)]
     text += [f"{made.classes[i]}," + ",".join(str(matrix[i, k]) for k in order) for i in order]
-    (run / "correlation.csv").write_text("\n".join(text) + "\n")
+    (run / "soft_labels.csv").write_text("\n".join(text) + "\n")
     assert evaluate(run, draws=20).soft_labels == found.soft_labels
-    (run / "correlation.csv").write_text("class,a,b\na,0.5,0.5\nb,0.5,0.5\n")
-    with pytest.raises(InputError, match="They are not of one run"):
+    (run / "soft_labels.csv").write_text("class,a,b\na,0.5,0.5\nb,0.5,0.5\n")
+    with pytest.raises(InputError, match="do not belong to one run"):
         evaluate(run, draws=20)
 
 

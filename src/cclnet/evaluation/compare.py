@@ -39,7 +39,8 @@ from cclnet.evaluation.metrics import (
 from cclnet.evaluation.similarity import agreement
 from cclnet.runs.folder import OpenedRun, open_run
 from cclnet.runs.predictions import Floats, Predictions
-from cclnet.runs.scores import FORMAT, Intervals, SplitSummary, check_kind, json_key, parse, to_json
+from cclnet.runs.scores import FORMAT, Intervals, SplitSummary, check_kind
+from cclnet.schema import from_plain, rule, to_plain
 
 METHOD_SETTINGS = ("method", "method_settings", "backbone", "lr_ccl")  # may differ between methods
 FEW_SEEDS = 5
@@ -161,23 +162,23 @@ class Comparison:
 
     task: str
     classes: tuple[str, ...]
-    split: SplitSummary = field(metadata=json_key("split", "part"))
+    split: SplitSummary = field(metadata=rule(old_name="part"))
     intervals: Intervals
     primary: str  # the metric of the overall verdicts
     metrics: tuple[ComparedMetric, ...]
     methods: tuple[MethodScores, ...]
     comparisons: tuple[PairComparison, ...]
-    soft_labels: SoftLabelAgreement | None = field(metadata=json_key("soft_labels", "correlation"))
+    soft_labels: SoftLabelAgreement | None = field(metadata=rule(old_name="correlation"))
     warnings: tuple[str, ...]
     versions: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, "kind": "comparison", **to_json(self)}
+        return {"format": FORMAT, "kind": "comparison", **to_plain(self)}
 
     @classmethod
     def from_json(cls, content: object) -> Comparison:
         check_kind(content, "comparison")
-        return parse(cls, content)
+        return from_plain(cls, content)
 
 
 MethodSamples = dict[str, tuple[Floats, Floats]]  # metric -> values of each run [S], their draws [S, D]

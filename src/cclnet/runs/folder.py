@@ -122,7 +122,10 @@ class RunFolder:
         return read_model_file(self.model)
 
     def write_model(self, weights: bytes, description: ModelDescription) -> None:
-        """Write model.safetensors (its content) and model.json."""
+        """Write model.safetensors (its content) and model.json. What was fitted and evaluated on previous weights is
+        removed first."""
+        for outdated in (self.calibration, self.scores):
+            outdated.unlink(missing_ok=True)
         write_whole(self.weights, weights)
         write_model_file(self.model, description)
 
