@@ -255,10 +255,13 @@ def make_settings(*layers: Mapping[str, Any]) -> Settings:
     >>> make_settings({"lr": 0.1, "augment": {"hue": 0.1}}, {"lr": 1, "augment": {"crop": 64}}).lr
     1.0
     """
-    merged = merge_layers(*(_current_names(layer) for layer in layers))
-    for name in merged:
-        if name not in rules(Settings) and not _synonym(Settings, name):
-            _refuse_method_setting(name, merged.get("method", Settings.method))
+    merged = merge_layers(*(current_names(layer) for layer in layers))
+    if others := [name for name in merged if name not in rules(Settings) and not _synonym(Settings, name)]:
+        from cclnet.methods import METHODS, method_settings
+
+        method = merged.get("method", Settings.method)
+        if method in METHODS and (own := [name for name in others if name in method_settings(method)]):
+            raise InputError(f"{own[0]} is a setting of method '{method}': give it as method_settings.{own[0]}.")
     return build_settings(Settings, merged)
 
 
@@ -274,7 +277,7 @@ def merge_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(value, Mapping):
                 table = merged.get(name, {})
                 if not isinstance(table, Mapping):
-                    raise InputError(f"setting {name} is a plain value, got a table.")
+                    raise InputError(f"setting {name} is given a value and a table.")
                 value = merge_layers(table, value)
             merged[name] = value
     return merged
@@ -291,13 +294,10 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
             raise InputError(f"a setting is given as name=value, got '{assignment}'.")
-        *tables, last = name.strip().split(".")
-        place = nested
-        for table in tables:
-            place = place.setdefault(table, {})
-            if not isinstance(place, dict):
-                raise InputError(f"setting {table} is given a value and a table ({assignment}).")
-        place[last] = _parse_value(text.strip())
+        value = _parse_value(text.strip())
+        for table in reversed(name.strip().split(".")):
+            value = {table: value}
+        nested = merge_layers(nested, value)
     return nested
 
 
@@ -336,7 +336,7 @@ def _refuse_unknown(kind: Any, values: Mapping[str, Any], path: str = "") -> Non
             _refuse_unknown(table, value, f"{path}{name}.")
 
 
-def _current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values under the current names of settings; a previous name beside the current one stays and is refused."""
     renamed = {own.old_name: name for name, own in rules(Settings).items() if own.old_name and name not in values}
     return {renamed.get(name, name): value for name, value in values.items()}
@@ -345,14 +345,6 @@ def _current_names(values: Mapping[str, Any]) -> dict[str, Any]:
 def _synonym(kind: Any, name: str) -> str:
     """The setting that another tool's ``name`` stands for, or nothing."""
     return next((known for known, own in rules(kind).items() if name in own.synonyms), "")
-
-
-def _refuse_method_setting(name: str, method: Any) -> None:
-    """Say where a setting of the method belongs."""
-    from cclnet.methods import METHODS, method_settings
-
-    if method in METHODS and name in method_settings(method):
-        raise InputError(f"{name} is a setting of method '{method}': give it as method_settings.{name}.")
 
 
 def to_toml(settings: Settings) -> str:

@@ -33,8 +33,8 @@ from cclnet.runs.model import (
 )
 from cclnet.runs.predictions import Floats, Predictions, read_predictions, write_predictions
 from cclnet.runs.scores import Scores, read_scores, write_scores
-from cclnet.runs.split_file import SplitTable, leaks, read_split_file, write_split_file
-from cclnet.settings import Settings, make_settings, read_settings, to_toml
+from cclnet.runs.split_file import SplitTable, read_split_file, write_split_file
+from cclnet.settings import Settings, current_names, make_settings, read_settings, to_toml
 
 PREDICTIONS = ("predictions.csv", "predictions.csv.gz", "predictions.csv.bz2")  # any one of them
 
@@ -98,10 +98,7 @@ class RunFolder:
         """The settings as nested values, just as the file has them; {} without a file."""
         if not self.settings.exists():
             return {}
-        table = read_settings(self.settings)
-        if "part_column" in table:  # its name before version 0.2
-            table["split_column"] = table.pop("part_column")
-        return table
+        return current_names(read_settings(self.settings))
 
     def read_split(self) -> SplitTable:
         return read_split_file(self.split)
@@ -220,27 +217,16 @@ INCIDENTAL = (
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """What evaluation needs of a run: opened from a run folder, from a predictions.csv alone, or from a kept result.
+    """What evaluation needs of a run: opened from a run folder, from a predictions.csv alone, or from a kept result."""
 
-    Attributes:
-        name: of the folder or file.
-        path: as it was given.
-        folder: the run folder; None for a file.
-        predictions: of every split in the file.
-        split: the split that is reported: "test" if there, else "val", else "all".
-        model: model.json; None for a predictions.csv alone.
-        soft_labels: [K, K], row k the soft label of class k; None where there are none.
-        settings_table: the settings as nested values; {} where unknown.
-    """
-
-    name: str
-    path: Path
-    folder: RunFolder | None
-    predictions: Predictions
-    split: str
-    model: ModelDescription | None = None
-    soft_labels: Floats | None = None
-    settings_table: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # of the folder or file
+    path: Path  # as given
+    folder: RunFolder | None  # None for a file
+    predictions: Predictions  # of every split in the file
+    split: str  # the reported one: "test" if there, else "val", else "all"
+    model: ModelDescription | None = None  # None for a predictions.csv alone
+    soft_labels: Floats | None = None  # [K, K], row k the soft label of class k
+    settings_table: Mapping[str, Any] = field(default_factory=dict)  # nested values; {} where unknown
     kept_leak: Mapping[str, Any] | None = None
 
     @property
@@ -267,15 +253,15 @@ class OpenedRun:
             return None
         split = table.to_frame().drop_duplicates("image")
         reported = self.predictions.of_split(self.split)
-        trained = split.loc[split["split"] == "train", "group"].to_numpy(dtype=np.str_)
-        group_of = split.set_index("image")["group"].reindex(reported.images).fillna("").to_numpy(dtype=np.str_)
-        known = int((group_of != "").sum())
+        groups = split.set_index("image")["group"].reindex(reported.images).fillna("").to_numpy(dtype=np.str_)
+        known = int((groups != "").sum())
         if not known:
             return None
-        splits = np.repeat(["train", "val"], [len(trained), len(reported)])
-        labels = np.concatenate([np.zeros((len(trained), reported.num_classes), np.uint8), reported.targets])
-        found = leaks(splits, np.concatenate([trained, group_of]), labels, reported.classes).to_dict("records")
-        whole, *classes = ({"images": int(row["shared"]), "share": _share(row)} for row in found)
+        trained = split.loc[split["split"] == "train", "group"].to_numpy(dtype=np.str_)
+        shared = np.isin(groups, trained) & (groups != "")
+        members = [np.full(len(reported), True), *(reported.targets.T > 0)]
+        counts = [(int((own & shared).sum()), int(own.sum())) for own in members]
+        whole, *classes = ({"images": hits, "share": hits / images if images else None} for hits, images in counts)
         per_class = [{"class": name, **row} for name, row in zip(reported.classes, classes, strict=True)]
         words = (
             f"{whole['images']:,} of {len(reported):,} images ({whole['share']:.0%}) show a lesion or patient that the "
@@ -286,10 +272,6 @@ class OpenedRun:
         if known < len(reported):
             words += f" Of {len(reported) - known:,} others it is not known."
         return {**whole, "per_class": per_class, "in_words": words}
-
-
-def _share(row: Mapping[Any, Any]) -> float | None:
-    return row["shared"] / row["images"] if row["images"] else None
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
