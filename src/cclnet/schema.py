@@ -131,13 +131,13 @@ def from_plain(kind: type[T], content: object, where: str = "") -> T:
 
 def check(instance: Any, where: str = "") -> None:
     """Check the values of an object that was not made by ``from_plain``; lists become tuples. Defaults are right."""
-    problems, kind = [], typing.cast(Any, type(instance))
+    problems, hints, known = [], _hints(typing.cast(Any, type(instance))), rules(instance)
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
         if _is_default(field, value):
             continue
         try:
-            fitted = _fit(_hints(kind)[field.name], value, f"{where}{field.name}", _rule(field))
+            fitted = _fit(hints[field.name], value, f"{where}{field.name}", known[field.name])
             object.__setattr__(instance, field.name, fitted)
         except InputError as error:
             problems.append(str(error))
@@ -149,9 +149,9 @@ def to_plain(value: Any) -> Any:
     """Dataclasses as dicts under their keys, tuples as lists; what ``from_plain`` reads."""
     if dataclasses.is_dataclass(value):
         content: dict[str, Any] = {}
-        for field in dataclasses.fields(value):
-            item, own = to_plain(getattr(value, field.name)), _rule(field)
-            content |= item if own.inline else {own.key or field.name: item}
+        for name, own in rules(value).items():
+            item = to_plain(getattr(value, name))
+            content |= item if own.inline else {own.key or name: item}
         return content
     if isinstance(value, Mapping):
         return {key: to_plain(item) for key, item in value.items()}
@@ -162,7 +162,8 @@ def _fit(hint: Any, value: Any, where: str, own: Rule) -> Any:
     """``value`` as the type of its field: tables as dataclasses, lists as tuples, whole numbers as floats."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
-        return _converted(value) if own.convert else value
+        value = tuple(value) if own.convert and isinstance(value, list) else value
+        return None if own.convert and value == "none" else value
     if origin in (Union, types.UnionType):
         return _fit_any(arguments, value, where, own)
     if origin in (dict, collections.abc.Mapping) and isinstance(value, Mapping):
@@ -200,12 +201,6 @@ def _fit_any(choices: tuple[Any, ...], value: Any, where: str, own: Rule) -> Any
     return _fit(last, value, where, own)
 
 
-def _converted(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(value)
-    return None if value == "none" else value
-
-
 def _expected(hint: Any, own: Rule) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
@@ -222,10 +217,6 @@ def _is_finite(value: Any) -> bool:
         return math.isfinite(value)
     except OverflowError:
         return False
-
-
-def _rule(field: dataclasses.Field[Any]) -> Rule:
-    return typing.cast(Rule, field.metadata.get("rule", _NO_RULE))
 
 
 def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:

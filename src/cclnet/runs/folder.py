@@ -20,17 +20,9 @@ import numpy.typing as npt
 
 from cclnet.errors import InputError
 from cclnet.files import make_folder, write_whole
+from cclnet.runs import model as model_files
 from cclnet.runs.kept_result import read_kept_result
-from cclnet.runs.model import (
-    Calibration,
-    ModelDescription,
-    read_calibration_file,
-    read_model_file,
-    read_soft_labels,
-    write_calibration_file,
-    write_model_file,
-    write_soft_labels,
-)
+from cclnet.runs.model import Calibration, ModelDescription
 from cclnet.runs.predictions import Floats, Predictions, read_predictions, write_predictions
 from cclnet.runs.scores import Scores, read_scores, write_scores
 from cclnet.runs.split_file import SplitTable, read_split_file, write_split_file
@@ -96,9 +88,7 @@ class RunFolder:
 
     def read_settings_table(self) -> dict[str, Any]:
         """The settings as nested values, just as the file has them; {} without a file."""
-        if not self.settings.exists():
-            return {}
-        return current_names(read_settings(self.settings))
+        return current_names(read_settings(self.settings)) if self.settings.exists() else {}
 
     def read_split(self) -> SplitTable:
         return read_split_file(self.split)
@@ -108,15 +98,13 @@ class RunFolder:
 
     def read_history(self) -> list[dict[str, Any]]:
         """One record per epoch so far: its number, losses, learning rates, speed, validation scores."""
-        if not self.history.exists():
-            return []
-        return list(_records(self.history))
+        return list(_records(self.history)) if self.history.exists() else []
 
     def write_history(self, records: Sequence[Mapping[str, Any]]) -> None:
         write_whole(self.history, "".join(json.dumps(record) + "\n" for record in records))
 
     def read_model(self) -> ModelDescription:
-        return read_model_file(self.model)
+        return model_files.read_model_file(self.model)
 
     def write_model(self, weights: bytes, description: ModelDescription) -> None:
         """Write model.safetensors (its content) and model.json. What was fitted and evaluated on previous weights is
@@ -124,14 +112,14 @@ class RunFolder:
         for outdated in (self.calibration, self.scores):
             outdated.unlink(missing_ok=True)
         write_whole(self.weights, weights)
-        write_model_file(self.model, description)
+        model_files.write_model_file(self.model, description)
 
     def read_calibration(self) -> Calibration:
         """What was fitted after training; empty where nothing was."""
-        return read_calibration_file(self.calibration)
+        return model_files.read_calibration_file(self.calibration)
 
     def write_calibration(self, calibration: Calibration) -> None:
-        write_calibration_file(self.calibration, calibration)
+        model_files.write_calibration_file(self.calibration, calibration)
 
     def read_soft_labels(self, classes: Sequence[str]) -> Floats | None:
         """The [K, K] soft labels in the order of ``classes``, row k that of class k; None where there are none."""
@@ -139,7 +127,7 @@ class RunFolder:
         path = next((path for path in (self.soft_labels, old) if path.is_file()), None)
         if path is None:
             return None
-        names, matrix = read_soft_labels(path)
+        names, matrix = model_files.read_soft_labels(path)
         if set(names) != set(classes):
             raise InputError(
                 f"{path} has the classes {', '.join(names)}, the other files have {', '.join(classes)}. They do not "
@@ -149,7 +137,7 @@ class RunFolder:
         return matrix[np.ix_(order, order)]
 
     def write_soft_labels(self, classes: Sequence[str], matrix: npt.ArrayLike) -> None:
-        write_soft_labels(self.soft_labels, classes, matrix)
+        model_files.write_soft_labels(self.soft_labels, classes, matrix)
 
     def read_soft_label_history(self) -> dict[str, Any] | None:
         """The epochs for which soft labels were recorded, and their matrices; None where there are none."""
@@ -298,16 +286,9 @@ def open_run(path: str | Path) -> OpenedRun:
     folder = RunFolder(path)
     model = folder.read_model() if folder.model.exists() else None
     predictions = folder.read_predictions(None if model is None else model.multilabel)
-    return OpenedRun(
-        path.resolve().name,
-        path,
-        folder,
-        predictions,
-        reported_split(predictions),
-        model,
-        folder.read_soft_labels(predictions.classes),
-        folder.read_settings_table(),
-    )
+    split, soft_labels = reported_split(predictions), folder.read_soft_labels(predictions.classes)
+    name, settings = path.resolve().name, folder.read_settings_table()
+    return OpenedRun(name, path, folder, predictions, split, model, soft_labels, settings)
 
 
 def reported_split(predictions: Predictions) -> str:
