@@ -90,9 +90,9 @@ def test_overrides(assignment: str, name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("layer", "says"),
     [
-        ({"lr": float("inf")}, "setting lr must be a number, at least 0, got inf"),
-        ({"seed": -1}, "setting seed must be a whole number, at least 0"),
-        ({"ema": 1.0}, "setting ema must be a number, at least 0 and at most 0.999999"),
+        ({"lr": float("inf")}, "setting lr must be at least 0, got inf"),
+        ({"seed": -1}, "setting seed must be at least 0"),
+        ({"ema": 1.0}, "setting ema must be at least 0 and at most 0.999999"),
         ({"split": {"by": "lesion"}}, "value of setting split.by 'lesion'"),
         ({"learning_rate": 1}, "unknown setting 'learning_rate'; did you mean 'lr'"),
         ({"strict": "yes"}, "setting strict must be true or false, got 'yes'"),
@@ -102,10 +102,10 @@ def test_overrides(assignment: str, name: str, value: object) -> None:
         ({"method": "ols", "alpha": 1}, "alpha is a setting of method 'ols': give it as method_settings.alpha"),
         ({"augment": {"crp": 1}}, "unknown setting 'augment.crp'; did you mean 'augment.crop'"),
         ({"augment": 3}, "setting augment must be a table .*got 3"),
-        ({"epochs": 1.5}, "setting epochs must be a whole number, .*got 1.5"),
-        ({"epochs": True}, "setting epochs must be a whole number, .*got True"),
-        ({"lr": "fast"}, "setting lr must be a number, .*got 'fast'"),
-        ({"epochs": 0}, "setting epochs must be a whole number, at least 1, got 0"),
+        ({"epochs": 1.5}, "setting epochs must be a whole number, got 1.5"),
+        ({"epochs": True}, "setting epochs must be a whole number, got True"),
+        ({"lr": "fast"}, "setting lr must be a number, got 'fast'"),
+        ({"epochs": 0}, "setting epochs must be at least 1, got 0"),
         ({"optimizer": "sdg"}, "unknown value of setting optimizer 'sdg'; did you mean 'sgd'"),
         ({"drops": [0.7, 0.5]}, "drops must be numbers, in ascending order"),
         ({"drops": [0.7, 1.5]}, r"drops\[1\] must be .*above 0 and below 1, got 1.5"),
@@ -185,8 +185,8 @@ def test_another_backbone_does_not_keep_the_normalisation_of_the_first() -> None
     ("layer", "says"),
     [
         ({"mean": [0.5, 0.5]}, "mean must be 3 numbers"),
-        ({"std": [0, 0, 0]}, r"std\[0\] must be a number, at least 1e-06, got 0"),
-        ({"mean": [float("nan")] * 3}, r"mean\[0\] must be a number, got nan"),
+        ({"std": [0, 0, 0]}, r"std\[0\] must be at least 1e-06, got 0"),
+        ({"mean": [float("nan")] * 3}, r"mean\[0\] must be finite, got nan"),
         ({"optimizer": "adamw"}, r"lr=0\.001"),
     ],
 )

@@ -184,8 +184,11 @@ def _fit(hint: Any, value: Any, where: str, own: Rule) -> Any:
             found = str(value)
         if own.choices and found not in own.choices:
             raise unknown(f"value of {where}", found, own.choices)
-        if isinstance(found, hint) and (hint is bool or not isinstance(found, bool)) and own.allows(found):
-            return found
+        if isinstance(found, hint) and (hint is bool or not isinstance(found, bool)):
+            if own.allows(found):
+                return found
+            raise InputError(f"{where} must be {own.expected() or 'finite'}, got {_short(value)}")
+        raise InputError(f"{where} must be {_WORDS.get(hint, hint.__name__)}, got {_short(value)}")
     raise InputError(f"{where} must be {_expected(hint, own)}, got {_short(value)}")
 
 

@@ -105,7 +105,7 @@ def test_the_calibration_of_an_old_export_is_in_its_model_json(tmp_path: Path) -
             {"format": 1, "temperature": {"value": 0}},
             r"temperature\.value must be .*at least 0\.001 and at most 1000, got 0",
         ),
-        ({"format": 1, "temperature": {"value": 1, "images": -1}}, r"temperature\.images must be a whole number"),
+        ({"format": 1, "temperature": {"value": 1, "images": -1}}, r"temperature\.images must be at least 0, got -1"),
         ({"format": 1, "temperature": {"value": 1, "halves": [1]}}, r"temperature\.halves must be a list of 2 numbers"),
         ({"format": 1, "temperature": {"value": 1, "halves": [1, 0]}}, r"temperature\.halves\[1\] must be .*got 0"),
         ({"format": 1, "abstention": []}, r"abstention curve is refused: .*got \[\]"),
