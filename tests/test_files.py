@@ -69,7 +69,7 @@ def test_what_is_no_compressed_json_is_named(tmp_path: Path, content: bytes, pro
 
 
 def test_a_small_file_that_unfolds_to_a_large_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_JSON", 1000)
+    monkeypatch.setattr(files, "MAX_JSON", 1000)
     (tmp_path / "file.json.bz2").write_bytes(bz2.compress(b" " * 1_000_000 + b"1"))
     with pytest.raises(InputError, match="more than 1,000 bytes"):
         read_json_bz2(tmp_path / "file.json.bz2")

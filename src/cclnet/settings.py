@@ -10,15 +10,13 @@ import dataclasses
 import json
 import math
 import sys
-import types
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cclnet.errors import InputError, unknown
+from cclnet.schema import check, from_plain, rule, rules
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,98 +27,9 @@ S = TypeVar("S")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What a setting means and which values it takes.
-
-    Attributes:
-        help: shown by ``--help`` and in the documentation.
-        low, high: inclusive bounds, of each number if there are several.
-        above, below: exclusive bounds.
-        choices: the only values allowed.
-        length: how many numbers there must be.
-        ascending: numbers must not decrease.
-        old_name: a previous name of the setting, still accepted.
-        synonyms: names other tools use, which an error translates.
-    """
-
-    help: str
-    low: float | None = None
-    high: float | None = None
-    above: float | None = None
-    below: float | None = None
-    choices: tuple[str, ...] = ()
-    length: int | None = None
-    ascending: bool = False
-    old_name: str = ""
-    synonyms: tuple[str, ...] = ()
-
-    @property
-    def bounds(self) -> str:
-        """The bounds in words, empty without any.
-
-        >>> Rule("A share.", low=0, below=1).bounds
-        'at least 0 and below 1'
-        """
-        named = {"at least": self.low, "above": self.above, "at most": self.high, "below": self.below}
-        return " and ".join(f"{words} {bound:g}" for words, bound in named.items() if bound is not None)
-
-    def allows(self, value: Any) -> bool:
-        """Whether numbers are finite, within bounds, in order and as many as required. Other values always are."""
-        if not (self.bounds or self.length or self.ascending):
-            return True
-        numbers = list(value) if isinstance(value, tuple) else [value]
-        return (
-            all(math.isfinite(number) and self._within(number) for number in numbers)
-            and (self.length is None or len(numbers) == self.length)
-            and (not self.ascending or numbers == sorted(numbers))
-        )
-
-    def _within(self, number: float) -> bool:
-        return (
-            (self.low is None or number >= self.low)
-            and (self.high is None or number <= self.high)
-            and (self.above is None or number > self.above)
-            and (self.below is None or number < self.below)
-        )
-
-    def expected(self) -> str:
-        """
-        >>> Rule("A range.", above=0, high=1, length=2, ascending=True).expected()
-        '2 numbers, in ascending order, above 0 and at most 1'
-        """
-        numbers = f"{self.length} numbers" if self.length else "numbers" if self.ascending else ""
-        return ", ".join(filter(None, (numbers, "in ascending order" if self.ascending else "", self.bounds)))
-
-
-def setting(default: Any = MISSING, help: str = "", *, factory: Any = MISSING, **rule: Any) -> Any:
-    """A dataclass field with its :class:`Rule`."""
-    return dataclasses.field(default=default, default_factory=factory, metadata={"rule": Rule(help, **rule)})
-
-
-def rules(kind: Any) -> dict[str, Rule]:
-    """The rule of each field of a settings class or object, by name.
-
-    >>> rules(AugmentSettings)["hue"].bounds
-    'at least 0 and at most 0.5'
-    """
-    return {field.name: field.metadata["rule"] for field in dataclasses.fields(kind)}
-
-
-def _check(settings: Any, path: str = "") -> None:
-    """Refuse fields outside their choices or range, all in one error. Lists, as from TOML, become tuples."""
-    problems = []
-    for field in dataclasses.fields(settings):
-        name, rule, value = f"{path}{field.name}", field.metadata["rule"], getattr(settings, field.name)
-        if isinstance(value, list):
-            value = tuple(value)
-            object.__setattr__(settings, field.name, value)
-        if rule.choices and value not in rule.choices:
-            raise unknown(f"value of setting {name}", value, rule.choices)
-        if value != field.default and not rule.allows(value):  # None or an empty tuple may be the default
-            problems.append(f"setting {name} must be {rule.expected()}, got {value}")
-    if problems:
-        raise InputError("; ".join(problems) + ".")
+def setting(default: Any = MISSING, help: str = "", *, factory: Any = MISSING, **own: Any) -> Any:
+    """A dataclass field with its :class:`~cclnet.schema.Rule`."""
+    return dataclasses.field(default=default, default_factory=factory, metadata=rule(help, convert=True, **own))
 
 
 @dataclass(frozen=True)
@@ -172,7 +81,7 @@ class SplitSettings:
     allow_leaks: bool = setting(False, "Accept a given split, or a file, with a group in two splits.")
 
     def __post_init__(self) -> None:
-        _check(self, "split.")
+        check(self, "setting split.")
         if self.folds is not None and self.fold >= self.folds:
             raise InputError(f"setting split.fold must be below split.folds; got folds={self.folds}, fold={self.fold}.")
         val = self.val if self.folds is None else 1 / self.folds * (1 - self.test)
@@ -213,7 +122,7 @@ class AugmentSettings:
     cutmix: float = setting(0.0, "As mixup, for pasting a box. With both, each image gets one of the two.", low=0)
 
     def __post_init__(self) -> None:
-        _check(self, "augment.")
+        check(self, "setting augment.")
 
     @property
     def warps(self) -> bool:
@@ -293,7 +202,7 @@ class Settings(DataOptions):
     max_minutes: float = setting(0.0, "Stop training after this long. 0: never.", low=0)
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self, "setting ")
         if self.optimizer == "adamw" and self.lr > 0.03:
             raise InputError(f"lr {self.lr} is a rate for sgd; adamw needs a smaller one, such as lr=0.001.")
         if self.class_weights and self.balanced_sampling:
@@ -346,10 +255,13 @@ def make_settings(*layers: Mapping[str, Any]) -> Settings:
     >>> make_settings({"lr": 0.1, "augment": {"hue": 0.1}}, {"lr": 1, "augment": {"crop": 64}}).lr
     1.0
     """
-    merged = merge_layers(*(_current_names(Settings, layer) for layer in layers))
-    for name in merged:
-        if name not in rules(Settings) and not _synonym(Settings, name):
-            _refuse_method_setting(name, merged.get("method", Settings.method))
+    merged = merge_layers(*(current_names(layer) for layer in layers))
+    if others := [name for name in merged if name not in rules(Settings) and not _synonym(Settings, name)]:
+        from cclnet.methods import METHODS, method_settings
+
+        method = merged.get("method", Settings.method)
+        if method in METHODS and (own := [name for name in others if name in method_settings(method)]):
+            raise InputError(f"{own[0]} is a setting of method '{method}': give it as method_settings.{own[0]}.")
     return build_settings(Settings, merged)
 
 
@@ -365,7 +277,7 @@ def merge_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(value, Mapping):
                 table = merged.get(name, {})
                 if not isinstance(table, Mapping):
-                    raise InputError(f"setting {name} is a plain value, got a table.")
+                    raise InputError(f"setting {name} is given a value and a table.")
                 value = merge_layers(table, value)
             merged[name] = value
     return merged
@@ -382,13 +294,10 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
             raise InputError(f"a setting is given as name=value, got '{assignment}'.")
-        *tables, last = name.strip().split(".")
-        place = nested
-        for table in tables:
-            place = place.setdefault(table, {})
-            if not isinstance(place, dict):
-                raise InputError(f"setting {table} is given a value and a table ({assignment}).")
-        place[last] = _parse_value(text.strip())
+        value = _parse_value(text.strip())
+        for table in reversed(name.strip().split(".")):
+            value = {table: value}
+        nested = merge_layers(nested, value)
     return nested
 
 
@@ -400,94 +309,42 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def build_settings(kind: type[S], values: Mapping[str, Any], path: str = "") -> S:
-    """An object of a settings class from nested values, each converted to the type of its field.
+def build_settings(kind: type[S], values: Mapping[str, Any]) -> S:
+    """An object of a settings class from nested values, each converted to the type of its field. An unknown name is an
+    error.
 
     >>> build_settings(DataOptions, {"part_column": "fold"}).split_column
     'fold'
     """
-    values = _current_names(kind, values)
-    hints = typing.get_type_hints(kind)
-    for name in values:
-        if name not in hints:
-            meant = _synonym(kind, name)
-            raise unknown("setting", f"{path}{name}", [f"{path}{known}" for known in hints], meant and f"{path}{meant}")
-    return kind(**{name: _fit(hints[name], value, f"{path}{name}") for name, value in values.items()})
+    _refuse_unknown(kind, values)
+    return from_plain(kind, values, "setting ")
 
 
 def data_options(values: Mapping[str, Any]) -> DataOptions:
     """The data options among nested values such as those of settings.toml; other settings are ignored."""
-    current = _current_names(DataOptions, values)
-    return build_settings(DataOptions, {name: current[name] for name in rules(DataOptions) if name in current})
+    return from_plain(DataOptions, values, "setting ")
 
 
-def _current_names(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with previous names of settings replaced by the current ones."""
-    renamed = {rule.old_name: name for name, rule in rules(kind).items() if rule.old_name}
-    for old, new in renamed.items():
-        if old in values and new in values:
-            raise InputError(f"{old} is the old name of setting {new}: give {new} alone.")
+def _refuse_unknown(kind: Any, values: Mapping[str, Any], path: str = "") -> None:
+    known = {name: own.old_name for name, own in rules(kind).items()}
+    for name, value in values.items():
+        if name not in (*known, *known.values()):
+            meant = _synonym(kind, name)
+            raise unknown("setting", f"{path}{name}", [f"{path}{own}" for own in known], meant and f"{path}{meant}")
+        table = next((field.default for field in dataclasses.fields(kind) if field.name == name), None)
+        if dataclasses.is_dataclass(table) and isinstance(value, Mapping):
+            _refuse_unknown(table, value, f"{path}{name}.")
+
+
+def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values under the current names of settings; a previous name beside the current one stays and is refused."""
+    renamed = {own.old_name: name for name, own in rules(Settings).items() if own.old_name and name not in values}
     return {renamed.get(name, name): value for name, value in values.items()}
 
 
 def _synonym(kind: Any, name: str) -> str:
     """The setting that another tool's ``name`` stands for, or nothing."""
-    return next((known for known, rule in rules(kind).items() if name in rule.synonyms), "")
-
-
-def _refuse_method_setting(name: str, method: Any) -> None:
-    """Say where a setting of the method belongs."""
-    from cclnet.methods import METHODS, method_settings
-
-    if method in METHODS and name in method_settings(method):
-        raise InputError(f"{name} is a setting of method '{method}': give it as method_settings.{name}.")
-
-
-_TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-
-
-def _fit(hint: Any, value: Any, name: str) -> Any:
-    """``value`` converted to a field's type: tables to dataclasses, lists to tuples, integers to floats, paths to
-    text. Other mismatches are refused."""
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if not isinstance(value, Mapping):
-            raise InputError(f"setting {name} is a table, got {value!r}.")
-        return build_settings(hint, value, f"{name}.")
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return _fit_any(typing.get_args(hint), value, name)
-    if origin is tuple and isinstance(value, (list, tuple)):
-        inner = typing.get_args(hint)[0]
-        return tuple(_fit(inner, item, name) for item in value)
-    if origin is dict and isinstance(value, Mapping):
-        return {key: _method_value(item) for key, item in value.items()}
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is str and isinstance(value, (int, float, PathLike)) and not isinstance(value, bool):
-        return str(value)  # precision=32 on the command line
-    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return value
-    expected = _TYPE_NAMES.get(hint, "a list" if origin is tuple else "a table" if origin is dict else str(hint))
-    raise InputError(f"setting {name} must be {expected}, got {value!r}.")
-
-
-def _fit_any(choices: tuple[Any, ...], value: Any, name: str) -> Any:
-    if type(None) in choices and (value is None or value == "none"):
-        return None
-    *first, last = (choice for choice in choices if choice is not type(None))
-    for choice in first:
-        try:
-            return _fit(choice, value, name)
-        except InputError:  # the last choice reports what does not fit
-            continue
-    return _fit(last, value, name)
-
-
-def _method_value(value: Any) -> Any:
-    """A setting of a method, whose type only the method knows."""
-    if isinstance(value, list):
-        return tuple(value)
-    return None if value == "none" else value
+    return next((known for known, own in rules(kind).items() if name in own.synonyms), "")
 
 
 def to_toml(settings: Settings) -> str:
@@ -554,9 +411,9 @@ def _table_rows(kind: Any, path: str) -> Iterator[str]:
         if dataclasses.is_dataclass(field.default):
             nested[field.name] = type(field.default)
             continue
-        rule: Rule = field.metadata["rule"]
-        values = ", ".join(rule.choices) or rule.expected()
-        cells = (f"`{path}{field.name}`", default_text(field), values, rule.help.replace("|", r"\|"))
+        own = rules(kind)[field.name]
+        values = ", ".join(own.choices) or own.expected()
+        cells = (f"`{path}{field.name}`", default_text(field), values, own.help.replace("|", r"\|"))
         yield f"| {' | '.join(cells)} |"
     for name, inner in nested.items():
         yield from _table_rows(inner, f"{path}{name}.")

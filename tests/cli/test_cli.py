@@ -18,7 +18,8 @@ from cclnet import InputError, __version__
 from cclnet.cli import app, main, parse_seeds
 from cclnet.cli.compare_command import compare_methods
 from cclnet.cli.train_command import train
-from cclnet.settings import DataOptions, Settings, rules
+from cclnet.schema import rules
+from cclnet.settings import DataOptions, Settings
 
 TINY = ["--short-side", "32", "--backbone", "test_resnet", "--epochs", "1", "--batch-size", "16", "--set",
         "augment.crop=28", "--accelerator", "cpu", "--quiet"]  # fmt: skip

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from cclnet.cli import app
 from cclnet.errors import InputError
 from cclnet.evaluation.compare import compare
-from cclnet.runs.scores import to_json
+from cclnet.schema import to_plain
 from cclnet.settings import make_settings
 from cclnet.sweep.compare_methods import Contestant, Request, compare_methods, jobs_of
 from made_runs import made_result
@@ -62,7 +62,7 @@ def test_what_has_its_result_is_compared_and_not_run_again(tmp_path: Path) -> No
     assert compared["methods"][1]["runs"][0]["path"] == "ccl-seed0.json"  # no place of this machine
     again = compare(sorted(asked.results.glob("*-seed*.json")), draws=50)  # from what is kept alone
     by_name = sorted(compared["methods"], key=lambda method: method["name"])
-    assert [to_json(method.scores) for method in again.methods] == [method["scores"] for method in by_name]
+    assert [to_plain(method.scores) for method in again.methods] == [method["scores"] for method in by_name]
     row = next(line for line in (asked.results / "scores.md").read_text().splitlines() if "lsr" in line)
     assert row.startswith("| `lsr (epsilon=0.3)` | 2 | 69.2%<br>[") and "−10.0 points [" in row
 

@@ -89,11 +89,15 @@ def test_soft_labels_are_taken_out_before_the_temperature(model: Model, tmp_path
     assert not np.allclose(expected, [p.probabilities for p in model.predict(paths)], atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "target", [TARGET[:3], [row[:3] for row in TARGET], [[0.5, 0.2, 0.2, 0.2]] * 4, [["1", 0, 0, 0]] * 4, "none", [[]]]
-)
+@pytest.mark.parametrize("target", [TARGET[:3], [row[:3] for row in TARGET], [[0.5, 0.2, 0.2, 0.2]] * 4, [[]]])
 def test_a_target_that_is_none_is_refused(tmp_path: Path, target: object) -> None:
     with pytest.raises(InputError, match="target must be null, or for each class"):
+        cclnet.load(write_run(tmp_path / "run", target=target))
+
+
+@pytest.mark.parametrize("target", [[["1", 0, 0, 0]] * 4, "none", [[-0.1, 0.1, 0.5, 0.5]] * 4])
+def test_a_target_of_other_values_is_refused(tmp_path: Path, target: object) -> None:
+    with pytest.raises(InputError, match=r"target.* must be .*(a number|at least 0 and at most 1), got"):
         cclnet.load(write_run(tmp_path / "run", target=target))
 
 

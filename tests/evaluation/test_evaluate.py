@@ -186,7 +186,7 @@ def test_the_matrix_is_summed_up_in_the_order_of_the_classes(tmp_path: Path) -> 
     (run / "soft_labels.csv").write_text("\n".join(text) + "\n")
     assert evaluate(run, draws=20).soft_labels == found.soft_labels
     (run / "soft_labels.csv").write_text("class,a,b\na,0.5,0.5\nb,0.5,0.5\n")
-    with pytest.raises(InputError, match="They do not belong to one run"):
+    with pytest.raises(InputError, match="do not belong to one run"):
         evaluate(run, draws=20)
 
 

@@ -36,7 +36,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert read.value("accuracy") == 0.9 and content["scores"]["accuracy"]["low"] < 0.9
     assert content["leak"]["images"] == 0 and content["settings"]["data"] == "isic"
     assert np.asarray(content["soft_labels"]).shape == (3, 3) and content["final_softness"] == pytest.approx(0.43)
-    assert content["rarity_agreement"] is not None and "/somewhere" not in read.path.read_text()
+    assert content["inverse_frequency_agreement"] is not None and "/somewhere" not in read.path.read_text()
     kept = pd.read_csv(read.predictions)[[f"p_{name}" for name in CLASSES]].to_numpy()
     np.testing.assert_allclose(kept, kept.round(4), atol=1e-9)
     assert read.path.stat().st_size < 10_000
@@ -144,7 +144,7 @@ def test_files_that_are_no_results_are_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected an object, got list"):
         read_results(tmp_path)
     path.write_text("{}")
-    with pytest.raises(InputError, match=r"is not a kept result .*cell, settings"):
+    with pytest.raises(InputError, match=r"is not a kept result: cell .*settings"):
         read_results(tmp_path)
     assert read_results(tmp_path / "nothing") == []
 

@@ -63,8 +63,16 @@ def test_every_file_is_read_as_it_was_written(run: RunFolder) -> None:
     run.write_calibration(fitted)
     assert run.read_calibration() == fitted
     assert run.read_scores() is None
-    scores = evaluate(run.path, draws=20)
+    scores = evaluate(run.path, draws=10)  # writes scores.json and calibration.json
     assert run.read_scores() == scores
+
+
+def test_new_weights_remove_the_evaluation_of_the_old_ones(run: RunFolder) -> None:
+    evaluate(run.path, draws=10)
+    assert run.calibration.exists() and run.scores.exists()
+    run.write_model(b"resumed", MODEL)
+    assert not run.calibration.exists() and not run.scores.exists()
+    assert run.read_calibration() == Calibration() and run.read_scores() is None and run.predictions.exists()
 
 
 def test_soft_labels_come_in_the_order_that_is_asked_for(run: RunFolder) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from cclnet.errors import InputError
 from cclnet.evaluation.evaluate import evaluate
-from cclnet.runs.scores import Estimate, Scores, SplitSummary, parse, read_scores, to_json, write_scores
+from cclnet.runs.scores import Estimate, Scores, SplitSummary, read_scores, write_scores
+from cclnet.schema import from_plain, to_plain
 from made_predictions import single_label, write_run
 
 MATRIX = [[0.6, 0.3, 0.1], [0.3, 0.5, 0.2], [0.1, 0.2, 0.7]]
@@ -56,11 +57,11 @@ def _without(content: dict[str, Any], *path: str) -> dict[str, Any]:
 
 def test_what_is_missing_or_of_another_type_is_named(scores: Scores) -> None:
     content = scores.to_json()
-    with pytest.raises(InputError, match=r"'calibration\.temperature\.value' is missing"):
+    with pytest.raises(InputError, match=r"calibration\.temperature\.value must be a number, got nothing"):
         Scores.from_json(_without(content, "calibration", "temperature", "value"))
-    with pytest.raises(InputError, match=r"expected int at 'split\.images', got 'many'"):
+    with pytest.raises(InputError, match=r"split\.images must be a whole number, got 'many'"):
         Scores.from_json(content | {"split": content["split"] | {"images": "many"}})
-    with pytest.raises(InputError, match=r"'scores\.accuracy'"):
+    with pytest.raises(InputError, match=r"scores\.accuracy must be"):
         Scores.from_json(content | {"scores": {"accuracy": 0.5}})
     with pytest.raises(InputError, match="kind 'scores'"):
         Scores.from_json(content | {"kind": "comparison"})
@@ -77,9 +78,9 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
 
 def test_unknown_keys_are_ignored() -> None:
     content = {"value": 1, "low": None, "high": None, "later": 3}
-    assert parse(Estimate, content) == Estimate(1.0, None, None)
+    assert from_plain(Estimate, content) == Estimate(1.0, None, None)
     split = SplitSummary("val", 2, None, (1, 1), (), {"all": 2})
-    assert parse(SplitSummary, to_json(split)) == split
+    assert from_plain(SplitSummary, to_plain(split)) == split
 
 
 def test_reading_scores_needs_no_torch() -> None:

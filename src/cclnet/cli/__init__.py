@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from cclnet.errors import InputError, unknown
-from cclnet.settings import DataOptions, Settings, default_text, merge_layers, parse_overrides, rules
+from cclnet.schema import rules
+from cclnet.settings import DataOptions, Settings, default_text, merge_layers, parse_overrides
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -23,7 +23,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -69,16 +69,7 @@ class Resampled:
     def draw(self, weights: Floats) -> float | Floats:
         """The score of the images, each repeated as often as its weight [N] says."""
         rows = np.repeat(np.arange(len(weights)), weights.astype(np.intp))
-        own = self.predictions
-        resampled = replace(
-            own,
-            images=np.arange(len(rows)).astype(np.str_),  # names must be unique
-            labels=own.labels[rows],
-            probabilities=own.probabilities[rows],
-            groups=None if own.groups is None else own.groups[rows],
-            splits=None if own.splits is None else own.splits[rows],
-        )
-        return self.score(resampled)
+        return self.score(self.predictions.select(rows, np.arange(len(rows)).astype(np.str_)))
 
 
 def units_of(predictions: Predictions) -> Units:

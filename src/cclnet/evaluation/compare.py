@@ -11,19 +11,18 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cclnet.errors import InputError, unknown
 from cclnet.evaluation import statistics
 from cclnet.evaluation.bootstrap import Units, interval, units_of
 from cclnet.evaluation.calibration import calibrate, fitting_split
-from cclnet.evaluation.classification import decisions
+from cclnet.evaluation.classification import Bools, decisions
 from cclnet.evaluation.evaluate import intervals_summary, split_summary, versions
 from cclnet.evaluation.metrics import (
     AFTER,
@@ -39,7 +38,8 @@ from cclnet.evaluation.metrics import (
 from cclnet.evaluation.similarity import agreement
 from cclnet.runs.folder import OpenedRun, open_run
 from cclnet.runs.predictions import Floats, Predictions
-from cclnet.runs.scores import FORMAT, Intervals, SplitSummary, check_kind, json_key, parse, to_json
+from cclnet.runs.scores import FORMAT, Intervals, SplitSummary, check_kind
+from cclnet.schema import from_plain, rule, to_plain
 
 METHOD_SETTINGS = ("method", "method_settings", "backbone", "lr_ccl")  # may differ between methods
 FEW_SEEDS = 5
@@ -161,23 +161,23 @@ class Comparison:
 
     task: str
     classes: tuple[str, ...]
-    split: SplitSummary = field(metadata=json_key("split", "part"))
+    split: SplitSummary = field(metadata=rule(old_name="part"))
     intervals: Intervals
     primary: str  # the metric of the overall verdicts
     metrics: tuple[ComparedMetric, ...]
     methods: tuple[MethodScores, ...]
     comparisons: tuple[PairComparison, ...]
-    soft_labels: SoftLabelAgreement | None = field(metadata=json_key("soft_labels", "correlation"))
+    soft_labels: SoftLabelAgreement | None = field(metadata=rule(old_name="correlation"))
     warnings: tuple[str, ...]
     versions: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, "kind": "comparison", **to_json(self)}
+        return {"format": FORMAT, "kind": "comparison", **to_plain(self)}
 
     @classmethod
     def from_json(cls, content: object) -> Comparison:
         check_kind(content, "comparison")
-        return parse(cls, content)
+        return from_plain(cls, content)
 
 
 MethodSamples = dict[str, tuple[Floats, Floats]]  # metric -> values of each run [S], their draws [S, D]
@@ -211,12 +211,22 @@ def compare(
     ends = np.cumsum([0, *(len(group.runs) for group in groups)])
     of_group = [{m: (v[i:j], d[i:j]) for m, (v, d) in sampled.items()} for i, j in itertools.pairwise(ends)]
     right = [decisions(p) == p.labels for p in aligned]
+    compared = [(name, find(name), find(name).bounds_for(task)) for name in sampled]
     pairs = []
     for i, j in _pairs([group.name for group in groups], against):
-        pair = _compare_two(groups[i], groups[j], of_group[i], of_group[j], units, task, seed)
-        if pair.seeds.a == pair.seeds.b == 1 and task == "single-label":
-            pair = replace(pair, mcnemar=_mcnemar(right[ends[i]], right[ends[j]], pair, units))
-        pairs.append(pair)
+        a, b = groups[i], groups[j]
+        count, paired = (len(a.runs), len(b.runs)), a.paired_with(b)
+        tests = {
+            name: difference_test(
+                *of_group[i][name], *of_group[j][name], paired, units, seed, metric.biased, high - low
+            )
+            for name, metric, (low, high) in compared
+        }
+        mcnemar = None
+        if count == (1, 1) and task == "single-label":
+            mcnemar = _mcnemar(a.name, b.name, right[ends[i]], right[ends[j]], units)
+        seeds = SeedCounts(*count, paired and count[0] > 1)
+        pairs.append(PairComparison(a.name, b.name, seeds, seeds_in_words(*count, paired), tests, mcnemar, verdict=""))
     if any(min(pair.seeds.a, pair.seeds.b) == 1 for pair in pairs):
         warnings.append("A method with one seed is compared as one model; train at least five to compare methods.")
     return Comparison(
@@ -225,8 +235,15 @@ def compare(
         split=split_summary(opened[0].predictions, opened[0].split),
         intervals=intervals_summary(units, draws, seed),
         primary=primary,
-        metrics=tuple(ComparedMetric(name, find(name).higher_is_better) for name in sampled),
-        methods=tuple(_method(group, own, units, task) for group, own in zip(groups, of_group, strict=True)),
+        metrics=tuple(ComparedMetric(name, metric.higher_is_better) for name, metric, _ in compared),
+        methods=tuple(
+            MethodScores(
+                name=group.name,
+                runs=tuple(RunReference(run.name, str(run.path), run.seed) for run in group.runs),
+                scores={name: _mean_score(metric, *own[name], units, task) for name, metric, _ in compared},
+            )
+            for group, own in zip(groups, of_group, strict=True)
+        ),
         comparisons=tuple(_decide(pairs, list(sampled), primary)),
         soft_labels=_soft_labels(opened),
         warnings=tuple(warnings),
@@ -271,21 +288,6 @@ def _pairs(names: list[str], against: str | None) -> list[tuple[int, int]]:
         raise unknown("method", against, names)
     reference = names.index(against)
     return [(i, reference) for i in range(len(names)) if i != reference]
-
-
-def _compare_two(
-    a: Group, b: Group, samples_a: MethodSamples, samples_b: MethodSamples, units: Units, task: Task, seed: int
-) -> PairComparison:
-    paired = a.paired_with(b)
-    count = (len(a.runs), len(b.runs))
-    tests = {}
-    for name in samples_a:
-        low, high = find(name).bounds_for(task)
-        tests[name] = difference_test(
-            *samples_a[name], *samples_b[name], paired, units, seed, find(name).biased, high - low
-        )
-    seeds = SeedCounts(*count, paired and count[0] > 1)
-    return PairComparison(a.name, b.name, seeds, seeds_in_words(*count, paired), tests, mcnemar=None, verdict="")
 
 
 def difference_test(
@@ -357,25 +359,12 @@ def _decide(pairs: Sequence[PairComparison], names: Sequence[str], primary: str)
     return [replace(pair, verdict=overall_verdict(primary, pair)) for pair in found]
 
 
-def _mcnemar(
-    right_a: npt.NDArray[np.bool_], right_b: npt.NDArray[np.bool_], pair: PairComparison, units: Units
-) -> McNemar:
-    found = statistics.mcnemar(right_a, right_b)
-    words = (
-        f"{found.only_a_right:,} images only {pair.a} got right, {found.only_b_right:,} only {pair.b}: "
-        f"p = {found.p:.3g} ({found.kind})."
-    )
+def _mcnemar(a: str, b: str, right_a: Bools, right_b: Bools, units: Units) -> McNemar:
+    only_a, only_b, p, kind = statistics.mcnemar(right_a, right_b)
+    words = f"{only_a:,} images only {a} got right, {only_b:,} only {b}: p = {p:.3g} ({kind})."
     if units.kind == "groups":
         words += " The test assumes independent images, which those of one group are not: trust the interval instead."
-    return McNemar(found.only_a_right, found.only_b_right, found.p, words)
-
-
-def _method(group: Group, samples: MethodSamples, units: Units, task: Task) -> MethodScores:
-    return MethodScores(
-        name=group.name,
-        runs=tuple(RunReference(run.name, str(run.path), run.seed) for run in group.runs),
-        scores={name: _mean_score(find(name), *own, units, task) for name, own in samples.items()},
-    )
+    return McNemar(only_a, only_b, p, words)
 
 
 def _mean_score(metric: Metric, values: Floats, draws: Floats, units: Units, task: Task) -> MeanScore:
@@ -521,30 +510,25 @@ class Group:
 def open_groups(runs: Sequence[str | Path] | Mapping[str, Sequence[str | Path]]) -> tuple[list[Group], list[str]]:
     """Open runs and group them: as named in a dict, else by method, its settings and backbone in model.json (a run
     without one is its own method). Also returns warnings."""
-    if isinstance(runs, Mapping):
-        opened = {name: [open_run(path) for path in paths] for name, paths in runs.items()}
-        if empty := [name for name, members in opened.items() if not members]:
-            raise InputError(f"no run of {', '.join(empty)}: give every method at least one run.")
-        names = _unique_names([run for members in opened.values() for run in members])
-        groups = [_group(name, [names[id(run)] for run in members]) for name, members in opened.items()]
-        warnings: list[str] = []
-    else:
-        found = [open_run(path) for path in runs]
-        names = _unique_names(found)
-        groups, warnings = _by_model(list(names.values()))
-    if not groups:
+    given = runs if isinstance(runs, Mapping) else {"": runs}
+    opened = {name: [open_run(path) for path in paths] for name, paths in given.items()}
+    every = [run for members in opened.values() for run in members]
+    if isinstance(runs, Mapping) and (empty := [name for name, members in opened.items() if not members]):
+        raise InputError(f"no run of {', '.join(empty)}: give every method at least one run.")
+    if not every:
         raise InputError("nothing to compare: give run folders or predictions.csv files.")
-    warnings += [words for group in groups for words in _setting_warnings(group)]
-    return groups, warnings + _other_setting_warnings(groups)
-
-
-def _unique_names(runs: list[OpenedRun]) -> dict[int, OpenedRun]:
-    """Runs by id(), renamed to their path where names repeat; a path given twice is refused."""
-    paths = Counter(run.path.resolve() for run in runs)
+    paths = Counter(run.path.resolve() for run in every)
     if doubled := [str(path) for path, count in paths.items() if count > 1]:
         raise InputError(f"given more than once: {', '.join(doubled)}. A run counts as one seed only.")
-    names = Counter(run.name for run in runs)
-    return {id(run): run if names[run.name] == 1 else replace(run, name=str(run.path)) for run in runs}
+    names = Counter(run.name for run in every)  # runs of equal name are called by their path
+    opened = {
+        name: [run if names[run.name] == 1 else replace(run, name=str(run.path)) for run in members]
+        for name, members in opened.items()
+    }
+    groups, warnings = [_group(name, members) for name, members in opened.items()], list[str]()
+    if not isinstance(runs, Mapping):
+        groups, warnings = _by_model(opened[""])
+    return groups, warnings + _setting_warnings(groups)
 
 
 def _group(name: str, runs: Sequence[OpenedRun]) -> Group:
@@ -556,17 +540,16 @@ def _by_model(runs: list[OpenedRun]) -> tuple[list[Group], list[str]]:
     by_kind: dict[str, list[OpenedRun]] = {}
     for run in runs:
         model = run.model
-        known = model is not None and model.method
-        kind = [model.method, model.method_settings, model.backbone] if model is not None else []
-        key = json.dumps(kind, sort_keys=True) if known else f"alone: {run.name}"
-        by_kind.setdefault(key, []).append(run)
+        kind = [model.method, model.method_settings, model.backbone] if model and model.method else run.name
+        by_kind.setdefault(json.dumps(kind, sort_keys=True), []).append(run)
+    several_backbones = len({run.model.backbone for run in runs if run.model}) > 1
+    names = Counter(_name(members[0], several_backbones) for members in by_kind.values())
     groups: list[Group] = []
     warnings = []
-    several_backbones = len({run.model.backbone for run in runs if run.model}) > 1
-    shared = Counter(_name(members[0], several_backbones) for members in by_kind.values())
     for members in by_kind.values():
-        repeated = [str(seed) for seed, count in Counter(run.seed for run in members).items() if count > 1]
-        if repeated:  # something other than the seed must differ
+        name = _name(members[0], several_backbones)
+        if repeated := [str(seed) for seed, count in Counter(run.seed for run in members).items() if count > 1]:
+            # Something other than the seed must differ.
             warnings.append(
                 f"{', '.join(run.name for run in members)} are of one method and backbone but repeat seed "
                 f"{', '.join(repeated)}: each is its own method. If some are seeds of one method all the same, "
@@ -575,10 +558,7 @@ def _by_model(runs: list[OpenedRun]) -> tuple[list[Group], list[str]]:
             )
             groups += [_group(run.name, [run]) for run in members]
         else:
-            name = _name(members[0], several_backbones)
-            if shared[name] > 1:
-                name = _name(members[0], several_backbones, with_settings=True)
-            groups.append(_group(name, members))
+            groups.append(_group(_name(members[0], several_backbones, names[name] > 1), members))
     return groups, warnings
 
 
@@ -591,59 +571,63 @@ def _name(run: OpenedRun, with_backbone: bool, with_settings: bool = False) -> s
     return f"{name}, {run.model.backbone}" if with_backbone else name
 
 
-def _setting_warnings(group: Group) -> list[str]:
-    """A warning if the runs of one method differ in more than their seed."""
-    settings = [run.settings() for run in group.runs]
-    known = [s for s in settings if s]
-    names = {name for s in known for name in s}
-    differing = sorted(name for name in names if len({json.dumps(s.get(name), default=str) for s in known}) > 1)
-    if not differing:
-        return []
-    return [f"The runs of {group.name} are counted as seeds of one method but differ in {', '.join(differing)}."]
+def _setting_warnings(groups: Sequence[Group]) -> list[str]:
+    """Warnings if runs of one method differ in more than their seed, or methods in more than method and backbone."""
+    warnings = []
+    for group in groups:
+        known = [settings for run in group.runs if (settings := run.settings())]
+        names = sorted({name for settings in known for name in settings})
+        if differing := [name for name in names if _differ(settings.get(name) for settings in known)]:
+            listed = ", ".join(differing)
+            warnings.append(f"The runs of {group.name} are counted as seeds of one method but differ in {listed}.")
+    of_group = {group.name: settings for group in groups if (settings := group.runs[0].settings())}
+    shared = sorted(set.intersection(*map(set, of_group.values()))) if of_group else []
+    other = [name for name in shared if name.partition(".")[0] not in METHOD_SETTINGS]
+    shown = [
+        f"{name} ({', '.join(f'{group}: {settings[name]}' for group, settings in of_group.items())})"
+        for name in other
+        if _differ(settings[name] for settings in of_group.values())
+    ]
+    if shown:
+        warnings.append(f"Not only the methods differ, so a difference may not be theirs: {'; '.join(shown)}.")
+    return warnings
 
 
-def _other_setting_warnings(groups: Sequence[Group]) -> list[str]:
-    """A warning if methods were trained with different settings, other than those of the method and the backbone."""
-    known = {group.name: settings for group in groups if (settings := group.runs[0].settings())}
-    names = set.intersection(*map(set, known.values())) if known else set()
-    shown = []
-    for name in sorted(name for name in names if name.partition(".")[0] not in METHOD_SETTINGS):
-        values = {group: settings[name] for group, settings in known.items()}
-        if len({json.dumps(value, default=str) for value in values.values()}) > 1:
-            shown.append(f"{name} ({', '.join(f'{group}: {value}' for group, value in values.items())})")
-    if not shown:
-        return []
-    return [f"Not only the methods differ, so a difference may not be theirs: {'; '.join(shown)}."]
+def _differ(values: Iterable[Any]) -> bool:
+    return len({json.dumps(value, default=str) for value in values}) > 1
 
 
 def align(runs: Sequence[OpenedRun]) -> list[Predictions]:
     """The reported predictions of every run, with images and classes in the order of the first. Runs with other images,
     labels, classes or groups are refused, all in one error."""
-    first = runs[0].predictions.of_split(runs[0].split)
-    order = np.argsort(first.images)
-    aligned, problems = [], []
-    for run in runs:
-        own = run.predictions.of_split(run.split)
-        found = _differences(first, own, runs[0].name)
-        if found:
-            problems.append(f"{run.name} ({run.split}, {len(own):,} images): {'; '.join(found)}.")
-            continue
-        rows = np.empty(len(own), np.intp)
-        rows[order] = np.argsort(own.images)
-        aligned.append(_in_class_order(own.select(rows), first.classes))
+    reported = [run.predictions.of_split(run.split) for run in runs]
+    first, name = reported[0], runs[0].name
+    problems = [
+        f"{run.name} ({run.split}, {len(own):,} images): {'; '.join(found)}."
+        for run, own in zip(runs, reported, strict=True)
+        if (found := _differences(first, own, name))
+    ]
+    groups, known = None, name
     if not problems:
-        labels = [(run, int((p.labels != first.labels).reshape(len(p), -1).any(axis=1).sum()))
-                  for run, p in zip(runs, aligned, strict=True)]  # fmt: skip
-        problems = [f"{run.name}: other labels than {runs[0].name} for {n:,} images." for run, n in labels if n]
-        problems += _group_problems(runs, aligned)
+        order = np.argsort(first.images)
+        for i, own in enumerate(reported):
+            rows = np.empty(len(own), np.intp)
+            rows[order] = np.argsort(own.images)
+            reported[i] = _in_class_order(own.select(rows), first.classes)
+            if wrong := int((reported[i].labels != first.labels).reshape(len(own), -1).any(axis=1).sum()):
+                problems.append(f"{runs[i].name}: other labels than {name} for {wrong:,} images.")
+            if (theirs := reported[i].groups) is not None:
+                if groups is None:
+                    groups, known = theirs, runs[i].name
+                elif differing := int((theirs != groups).sum()):
+                    problems.append(f"{runs[i].name}: other groups than {known} for {differing:,} images.")
     if problems:
         listed = "".join(f"\n  - {problem}" for problem in problems)
         raise InputError(
             f"these runs cannot be compared, because they differ in what was predicted:{listed}\n"
             "Train them on one split (use the split.csv of one run for all)."
         )
-    groups = next((p.groups for p in aligned if p.groups is not None), None)
-    return [replace(p, groups=groups) for p in aligned]
+    return [replace(own, groups=groups) for own in reported]
 
 
 def _differences(first: Predictions, own: Predictions, name: str) -> list[str]:
@@ -651,31 +635,21 @@ def _differences(first: Predictions, own: Predictions, name: str) -> list[str]:
     if own.multilabel != first.multilabel:
         kinds = {True: "several labels", False: "one label"}
         found.append(f"{kinds[own.multilabel]} per image, where {name} has {kinds[first.multilabel]}")
-    for words, ours, theirs in (("class", own.classes, first.classes), ("image", own.images, first.images)):
-        extra, missing = np.setdiff1d(ours, theirs), np.setdiff1d(theirs, ours)
-        if len(extra):
-            found.append(f"{_some(extra, words)} that {name} does not have")
-        if len(missing):
-            found.append(f"without {_some(missing, words)} of {name}")
+    for one, many, ours, theirs in (
+        ("class", "classes", own.classes, first.classes),
+        ("image", "images", own.images, first.images),
+    ):
+        for words, names in (
+            ("{} that {} does not have", np.setdiff1d(ours, theirs)),
+            ("without {} of {}", np.setdiff1d(theirs, ours)),
+        ):
+            shown = ", ".join(names[:3].tolist()) + (", ..." if len(names) > 3 else "")
+            if len(names):
+                found.append(words.format(f"{len(names):,} {one if len(names) == 1 else many} ({shown})", name))
     return found
-
-
-def _some(names: npt.NDArray[np.str_], what: str) -> str:
-    plural = {"class": "classes", "image": "images"}[what]
-    shown = ", ".join(names[:3].tolist()) + (", ..." if len(names) > 3 else "")
-    return f"{len(names):,} {what if len(names) == 1 else plural} ({shown})"
 
 
 def _in_class_order(predictions: Predictions, classes: tuple[str, ...]) -> Predictions:
     order = np.array([predictions.classes.index(name) for name in classes])
     labels = predictions.labels[:, order] if predictions.multilabel else np.argsort(order)[predictions.labels]
     return replace(predictions, labels=labels, probabilities=predictions.probabilities[:, order], classes=classes)
-
-
-def _group_problems(runs: Sequence[OpenedRun], aligned: Sequence[Predictions]) -> list[str]:
-    known = [(run, p.groups) for run, p in zip(runs, aligned, strict=True) if p.groups is not None]
-    problems = []
-    for run, groups in known[1:]:
-        if differing := int((groups != known[0][1]).sum()):
-            problems.append(f"{run.name}: other groups than {known[0][0].name} for {differing:,} images.")
-    return problems

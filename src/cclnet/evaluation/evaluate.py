@@ -37,8 +37,8 @@ from cclnet.runs.scores import (
     Scores,
     SoftLabelSummary,
     SplitSummary,
-    parse,
 )
+from cclnet.schema import from_plain
 
 MISTAKES = 24  # listed at most
 FEW_UNITS = 10  # a class with fewer groups (or images) has no reliable interval
@@ -85,7 +85,7 @@ def evaluate(run: str | Path, out: str | Path | None = None, draws: int = 1000, 
             before=_stage(reported, samples, units),
             after=None if after is None else _stage(after, calibrated[0], units),
         ),
-        leak=None if leak is None else parse(Leak, leak),
+        leak=None if leak is None else from_plain(Leak, leak),
         soft_labels=_soft_labels(opened, counts),
         mistakes=_mistakes(reported),
         warnings=(),

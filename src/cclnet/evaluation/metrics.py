@@ -1,7 +1,7 @@
 """The metric registry: everything that the rest of cclnet knows about a metric.
 
 scores.json, the intervals, comparisons and their verdicts, the HTML report, the terminal, sweep results and the model
-card all derive from it. A new metric needs one entry. From outside the package::
+card all derive from it. A new metric needs one entry in metrics.toml. From outside the package::
 
     from cclnet.evaluation.metrics import Metric, register
 
@@ -21,7 +21,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,7 +30,6 @@ from cclnet.errors import InputError
 from cclnet.evaluation.bootstrap import Resampled, Statistic, Units, bootstrap, interval, units_with
 from cclnet.evaluation.calibration import calibration_statistic, calibration_values
 from cclnet.evaluation.classification import (
-    TOP_K,
     Values,
     decision_statistic,
     decision_values,
@@ -39,73 +39,49 @@ from cclnet.evaluation.classification import (
 )
 from cclnet.runs.predictions import Floats, Integers, Predictions
 from cclnet.runs.scores import Estimate
+from cclnet.settings import read_settings
 
 Task = str  # "single-label" or "multi-label"
 Bounds = tuple[float, float]
-SINGLE: tuple[Task, ...] = ("single-label",)
-MULTI: tuple[Task, ...] = ("multi-label",)
 BOTH: tuple[Task, ...] = ("single-label", "multi-label")
 AFTER = "_calibrated"  # ends the name of a metric after temperature scaling
 
 
 @dataclass(frozen=True)
 class Family:
-    """Metrics that are computed together.
+    """Metrics that are computed together."""
 
-    Attributes:
-        values: point estimates by metric name, a float, or [K] for one per class. A name that is left out does not
-            apply to these predictions.
-        statistic: the same as functions of totals, for the bootstrap.
-    """
-
+    # Point estimates by metric name, a float, or [K] for one per class; those that do not apply are left out.
     values: Callable[[Predictions], Values]
-    statistic: Callable[[Predictions], Statistic]
+    statistic: Callable[[Predictions], Statistic]  # the same as functions of totals, for the bootstrap
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric.
+    """One metric. ``source`` is a function of the predictions that returns a float (``per_class``: [K]), NaN where
+    undefined; or the family that computes it under its name."""
 
-    Attributes:
-        name: key in scores.json.
-        title: heads a table.
-        description: one sentence.
-        source: a function of the predictions that returns a float (``per_class``: [K]), NaN where undefined; or the
-            family that computes it under its name.
-        short: name in a sentence; by default the name with spaces.
-        higher_is_better: direction.
-        bounds: smallest and largest value; a mapping if they depend on the task.
-        unit: "percent" shows 0.862 as 86.2%, "fraction" as 0.862, both with differences in points of 0.01; "own" shows
-            values and differences as they are.
-        tasks: where it is defined.
-        per_class: one value per class instead of one overall.
-        calibration: depends on the confidence, so it is computed before and after temperature scaling.
-        biased: a calibration error, whose estimate is biased upwards.
-        trials: for a proportion, the number of units (per_class: [K]) that it is computed from. At 0 or 1 it then has
-            the exact binomial interval.
-        compared: whether runs are compared by it.
-        compared_after: whether they are also compared by it after temperature scaling.
-        headline: tasks in which it is shown where space is short (tiles, terminal, sweep results).
-        primary: tasks in which it comes first and overall verdicts are about it.
-    """
-
-    name: str
-    title: str
-    description: str
+    name: str  # key in scores.json
+    title: str  # heads a table
+    description: str  # one sentence
     source: Family | Callable[[Predictions], float | Floats]
-    short: str = ""
+    short: str = ""  # name in a sentence; by default the name with spaces
     higher_is_better: bool = True
-    bounds: Bounds | Mapping[Task, Bounds] = (0.0, 1.0)
+    bounds: Bounds | Mapping[Task, Bounds] = (0.0, 1.0)  # smallest and largest value, by task if they depend on it
+    # "percent" shows 0.862 as 86.2%, "fraction" as 0.862, both with differences in points of 0.01; "own" shows values
+    # and differences as they are.
     unit: Literal["percent", "fraction", "own"] = "fraction"
-    tasks: tuple[Task, ...] = BOTH
-    per_class: bool = False
-    calibration: bool = False
-    biased: bool = False
+    tasks: tuple[Task, ...] = BOTH  # where it is defined
+    per_class: bool = False  # one value per class instead of one overall
+    calibration: bool = False  # depends on the confidence: computed before and after temperature scaling
+    biased: bool = False  # a calibration error, whose estimate is biased upwards
+    # Of a proportion, the number of units (per_class: [K]) that it is computed from. At 0 or 1 it then has the exact
+    # binomial interval.
     trials: Callable[[Predictions, Units], int | Integers] | None = None
-    compared: bool = True
-    compared_after: bool = False
-    headline: tuple[Task, ...] = BOTH
-    primary: tuple[Task, ...] = ()
+    compared: bool = True  # whether runs are compared by it
+    compared_after: bool = False  # whether they are also compared by it after temperature scaling
+    headline: tuple[Task, ...] = BOTH  # tasks in which it is shown where space is short (tiles, terminal, sweeps)
+    primary: tuple[Task, ...] = ()  # tasks in which it comes first and overall verdicts are about it
 
     def __post_init__(self) -> None:
         if not self.short:
@@ -206,27 +182,14 @@ class Sample:
 
     def estimates(self, predictions: Predictions, units: Units) -> list[Estimate]:
         """The value with its interval; one per class for a metric of classes."""
-        trials = None if self.metric.trials is None else np.atleast_1d(self.metric.trials(predictions, units))
-        values, draws = np.atleast_1d(self.value), self.draws.reshape(len(self.draws), -1)
-        return [
-            estimate(
-                self.metric,
-                float(value),
-                draws[:, k],
-                units,
-                task_of(predictions),
-                None if trials is None else int(trials[k]),
-            )
-            for k, value in enumerate(values)
-        ]
-
-
-def estimate(
-    metric: Metric, value: float, draws: Floats, units: Units, task: Task, trials: int | None = None
-) -> Estimate:
-    """A value with the interval of its draws [D]; None where undefined."""
-    low, high = interval(value, draws, units.count, metric.bounds_for(task), trials, biased=metric.biased)
-    return Estimate(*(None if math.isnan(x) else float(x) for x in (value, low, high)))
+        own, bounds = self.metric, self.metric.bounds_for(task_of(predictions))
+        trials = None if own.trials is None else np.atleast_1d(own.trials(predictions, units))
+        draws, found = self.draws.reshape(len(self.draws), -1), []
+        for k, value in enumerate(np.atleast_1d(self.value).tolist()):
+            count = None if trials is None else int(trials[k])
+            ends = interval(value, draws[:, k], units.count, bounds, count, biased=own.biased)
+            found.append(Estimate(*(None if math.isnan(x) else float(x) for x in (value, *ends))))
+        return found
 
 
 def point_estimates(predictions: Predictions, metrics: Sequence[Metric]) -> Values:
@@ -263,129 +226,26 @@ def _families(metrics: Sequence[Metric]) -> list[Family]:
     return list(dict.fromkeys(metric.source for metric in metrics if isinstance(metric.source, Family)))
 
 
-def _all_units(predictions: Predictions, units: Units) -> int:
-    return units.count
+_FAMILIES = {
+    "decisions": Family(decision_values, decision_statistic),
+    "ranking": Family(ranking_values, ranking_statistic),
+    "calibration": Family(calibration_values, calibration_statistic),
+}
+_TRIALS: dict[str, Callable[[Predictions, Units], int | Integers]] = {
+    "all": lambda predictions, units: units.count,
+    "class": lambda predictions, units: units_with(predictions.targets == 1, units),
+    "predicted": lambda predictions, units: units_with(predicted_classes(predictions) == 1, units),
+}
 
 
-def _units_of_class(predictions: Predictions, units: Units) -> Integers:
-    return units_with(predictions.targets == 1, units)
+def _register_built_in() -> None:
+    """Register the metrics of metrics.toml."""
+    for name, entry in read_settings(Path(__file__).with_name("metrics.toml")).items():
+        own: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        if isinstance(bounds := own.get("bounds"), dict):
+            own["bounds"] = {task: tuple(limits) for task, limits in bounds.items()}
+        source, trials = _FAMILIES[own.pop("family")], own.pop("trials", None)
+        register(Metric(name, source=source, trials=_TRIALS[trials] if trials else None, **own))
 
 
-def _units_of_prediction(predictions: Predictions, units: Units) -> Integers:
-    return units_with(predicted_classes(predictions) == 1, units)
-
-
-DECISIONS = Family(decision_values, decision_statistic)
-RANKING = Family(ranking_values, ranking_statistic)
-CALIBRATION = Family(calibration_values, calibration_statistic)
-
-for _metric in (
-    # Overall
-    Metric(
-        "accuracy", "Accuracy", "Share of images whose most probable class is the right one.", DECISIONS,
-        unit="percent", tasks=SINGLE, trials=_all_units, primary=SINGLE,
-    ),
-    Metric(
-        "balanced_accuracy", "Balanced accuracy",
-        "Mean of the recalls of the classes: a rare class counts as much as a common one.", DECISIONS,
-        unit="percent", tasks=SINGLE,
-    ),
-    Metric(
-        "macro_f1", "Macro F1", "Mean over classes of F1, which is high only where precision and recall both are.",
-        DECISIONS, short="macro F1",
-    ),
-    Metric(
-        "kappa", "Cohen's kappa", "Agreement with the labels beyond chance: 0 is chance, 1 is perfect.", DECISIONS,
-        bounds=(-1.0, 1.0), tasks=SINGLE,
-    ),
-    Metric(
-        "macro_jaccard", "Macro Jaccard",
-        "Mean over classes of the true positives divided by all images that are, or are predicted as, the class.",
-        DECISIONS, short="macro Jaccard", tasks=SINGLE,
-    ),
-    Metric(
-        "macro_auroc", "Macro AUROC",
-        "Probability that an image of a class is ranked above one of another class, mean over classes; 0.5 is chance.",
-        RANKING, short="macro AUROC",
-    ),
-    Metric(
-        "mean_average_precision", "Mean average precision",
-        "Mean over classes of the precision along the ranking by the probability of the class.", RANKING,
-        headline=MULTI, primary=MULTI,
-    ),
-    *(
-        Metric(
-            f"top_{k}_accuracy", f"Top-{k} accuracy",
-            f"Share of images whose right class is among the {k} most probable.", DECISIONS,
-            unit="percent", tasks=SINGLE, trials=_all_units, compared=False, headline=(),
-        )
-        for k in TOP_K
-    ),
-    Metric(
-        "micro_f1", "Micro F1", "F1 of all labels of all images pooled: common labels count most.", DECISIONS,
-        short="micro F1", tasks=MULTI,
-    ),
-    Metric(
-        "subset_accuracy", "Exact matches", "Share of images whose labels are all right.", DECISIONS,
-        unit="percent", tasks=MULTI, trials=_all_units,
-    ),
-    Metric(
-        "hamming_loss", "Wrong labels", "Share of all label decisions that are wrong.", DECISIONS,
-        higher_is_better=False, unit="percent", tasks=MULTI, trials=_all_units, headline=(),
-    ),
-    # Calibration, before and after temperature scaling
-    Metric(
-        "nll", "Log loss (NLL)",
-        "Mean of -log of the probability of the true class; a confident error costs most.", CALIBRATION,
-        short="NLL", higher_is_better=False, bounds=(0.0, math.inf), unit="own", calibration=True,
-        compared_after=True, headline=(),
-    ),
-    Metric(
-        "brier", "Brier score", "Squared distance of the probabilities from the labels.", CALIBRATION,
-        short="Brier score", higher_is_better=False, bounds={"single-label": (0.0, 2.0), "multi-label": (0.0, 1.0)},
-        unit="own", calibration=True, headline=(),
-    ),
-    Metric(
-        "ece", "Calibration error", "Mean gap between confidence and accuracy, over 15 bins of equal width (ECE).",
-        CALIBRATION, short="ECE", higher_is_better=False, unit="percent", calibration=True, biased=True,
-        compared_after=True,
-    ),
-    Metric(
-        "adaptive_ece", "Adaptive calibration error", "ECE with bins of equally many images.", CALIBRATION,
-        short="adaptive ECE", higher_is_better=False, unit="percent", calibration=True, biased=True, compared=False,
-        headline=(),
-    ),
-    Metric(
-        "classwise_ece", "Class-wise calibration error", "ECE of the probability of each class, mean over classes.",
-        CALIBRATION, short="class-wise ECE", higher_is_better=False, unit="percent", calibration=True, biased=True,
-        compared=False, headline=(),
-    ),
-    Metric(
-        "aurc", "Area under risk-coverage",
-        "Mean error rate when the least confident images are left out one by one.", CALIBRATION,
-        short="AURC", higher_is_better=False, calibration=True, compared=False, headline=(),
-    ),
-    # Per class
-    Metric(
-        "recall", "Recall", "Share of the images of the class that are predicted as it (sensitivity).", DECISIONS,
-        unit="percent", per_class=True, trials=_units_of_class,
-    ),
-    Metric(
-        "precision", "Precision", "Share of the images predicted as the class that are of the class.", DECISIONS,
-        unit="percent", per_class=True, trials=_units_of_prediction,
-    ),
-    Metric("f1", "F1", "Harmonic mean of precision and recall.", DECISIONS, short="F1", per_class=True),
-    Metric(
-        "jaccard", "Jaccard", "True positives divided by all images that are, or are predicted as, the class.",
-        DECISIONS, short="Jaccard", per_class=True, headline=(),
-    ),
-    Metric(
-        "auroc", "AUROC", "Probability that an image of the class is ranked above one that is not.", RANKING,
-        short="AUROC", per_class=True,
-    ),
-    Metric(
-        "average_precision", "Average precision", "Precision along the ranking by the probability of the class.",
-        RANKING, per_class=True,
-    ),
-):  # fmt: skip
-    register(_metric)
+_register_built_in()

@@ -158,17 +158,9 @@ def percentile_interval(draws: Floats, level: float = LEVEL) -> tuple[float, flo
     return float(low), float(high), min(1.0, 2.0 * float(beyond + 1) / (len(draws) + 1))
 
 
-@dataclass(frozen=True)
-class McNemarTest:
-    only_a_right: int
-    only_b_right: int
-    p: float
-    kind: str
-
-
-def mcnemar(right_a: npt.NDArray[np.bool_], right_b: npt.NDArray[np.bool_]) -> McNemarTest:
-    """McNemar's test on the images that only one of two models classifies correctly: exact (binomial) below 25 of them,
-    else χ² with continuity correction. It assumes that images are independent of each other."""
+def mcnemar(right_a: npt.NDArray[np.bool_], right_b: npt.NDArray[np.bool_]) -> tuple[int, int, float, str]:
+    """McNemar's test: how many images only a and only b classifies correctly, p, and the kind of test: exact (binomial)
+    below 25 such images, else χ² with continuity correction. It assumes that images are independent of each other."""
     only_a, only_b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
     discordant = only_a + only_b
     if discordant < FEW_DISCORDANT:
@@ -177,7 +169,7 @@ def mcnemar(right_a: npt.NDArray[np.bool_], right_b: npt.NDArray[np.bool_]) -> M
     else:
         p = float(stats.chi2.sf(max(abs(only_a - only_b) - 1, 0) ** 2 / discordant, 1))
         kind = "χ² with continuity correction"
-    return McNemarTest(only_a, only_b, p, kind)
+    return only_a, only_b, p, kind
 
 
 def holm(p: Sequence[float]) -> list[float]:

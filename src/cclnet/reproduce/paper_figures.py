@@ -144,7 +144,9 @@ def _agreement_in_words(there: Sequence[tuple[str, Result]]) -> str:
         for (a, first), (b, second) in itertools.combinations(there, 2)
     ]
     rarity = [
-        f"{title} {result.rarity_agreement:+.2f}" for title, result in there if result.rarity_agreement is not None
+        f"{title} {result.inverse_frequency_agreement:+.2f}"
+        for title, result in there
+        if result.inverse_frequency_agreement is not None
     ]
     lines = [f"Rank correlation off the diagonal: {', '.join(pairs)}"] if pairs else []
     lines += [f"with class rarity: {', '.join(rarity)}"] if rarity else []

@@ -16,7 +16,7 @@ from cclnet.files import read_json_bz2, write_json_bz2
 from cclnet.reproduce.experiments import Cell
 from cclnet.reproduce.paper import METHODS
 from cclnet.runs.kept_result import KeptResult
-from cclnet.runs.scores import to_json
+from cclnet.schema import to_plain
 from cclnet.sweep import results
 
 # Results of the experiments: what ``cclnet.sweep`` keeps of any run, with the cell it belongs to.
@@ -123,7 +123,7 @@ def _compare(groups: Mapping[str, Sequence[Result]], against: str | None = None)
 
 
 def _mean(results: Sequence[Result]) -> dict[str, Any]:
-    scores = to_json(_compare({"cell": results}).methods[0].scores)
+    scores = to_plain(_compare({"cell": results}).methods[0].scores)
     undefined = {"mean": None, "sd": None, "low": None, "high": None, "values": [None] * len(results)}
     return {name: _rounded(scores.get(name, undefined)) for name in METRICS}  # no temperature, nothing after it
 
@@ -131,7 +131,7 @@ def _mean(results: Sequence[Result]) -> dict[str, Any]:
 def _compared(groups: Mapping[str, Sequence[Result]], against: str | None = None) -> dict[str, Any]:
     comparison = _compare(groups, against)
     pairs = []
-    for pair in to_json(comparison.comparisons):
+    for pair in to_plain(comparison.comparisons):
         tests = {
             name: {key: test[key] if key in SHOWN else _rounded(test[key]) for key in TEST}
             for name in METRICS

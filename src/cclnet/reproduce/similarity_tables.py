@@ -136,7 +136,7 @@ def _structure(own: Sequence[Result], measured: Yardsticks | None) -> list[Lines
     return [
         _mean([agreement(m, balanced) for m in matrices] if balanced is not None else []),
         _mean([agreement(m, reweighed) for m in matrices] if reweighed is not None else []),
-        _mean([result.rarity_agreement for result in own]),
+        _mean([result.inverse_frequency_agreement for result in own]),
         _mean(
             [partial_agreement(m, balanced, inverse_frequency(counts)) for m in matrices]
             if balanced is not None

@@ -20,21 +20,13 @@ import numpy.typing as npt
 
 from cclnet.errors import InputError
 from cclnet.files import make_folder, write_whole
+from cclnet.runs import model as model_files
 from cclnet.runs.kept_result import read_kept_result
-from cclnet.runs.model import (
-    Calibration,
-    ModelDescription,
-    read_calibration_file,
-    read_model_file,
-    read_soft_labels,
-    write_calibration_file,
-    write_model_file,
-    write_soft_labels,
-)
+from cclnet.runs.model import Calibration, ModelDescription
 from cclnet.runs.predictions import Floats, Predictions, read_predictions, write_predictions
 from cclnet.runs.scores import Scores, read_scores, write_scores
-from cclnet.runs.split_file import SplitTable, leaks, read_split_file, write_split_file
-from cclnet.settings import Settings, make_settings, read_settings, to_toml
+from cclnet.runs.split_file import SplitTable, read_split_file, write_split_file
+from cclnet.settings import Settings, current_names, make_settings, read_settings, to_toml
 
 PREDICTIONS = ("predictions.csv", "predictions.csv.gz", "predictions.csv.bz2")  # any one of them
 
@@ -96,12 +88,7 @@ class RunFolder:
 
     def read_settings_table(self) -> dict[str, Any]:
         """The settings as nested values, just as the file has them; {} without a file."""
-        if not self.settings.exists():
-            return {}
-        table = read_settings(self.settings)
-        if "part_column" in table:  # its name before version 0.2
-            table["split_column"] = table.pop("part_column")
-        return table
+        return current_names(read_settings(self.settings)) if self.settings.exists() else {}
 
     def read_split(self) -> SplitTable:
         return read_split_file(self.split)
@@ -111,27 +98,28 @@ class RunFolder:
 
     def read_history(self) -> list[dict[str, Any]]:
         """One record per epoch so far: its number, losses, learning rates, speed, validation scores."""
-        if not self.history.exists():
-            return []
-        return list(_records(self.history))
+        return list(_records(self.history)) if self.history.exists() else []
 
     def write_history(self, records: Sequence[Mapping[str, Any]]) -> None:
         write_whole(self.history, "".join(json.dumps(record) + "\n" for record in records))
 
     def read_model(self) -> ModelDescription:
-        return read_model_file(self.model)
+        return model_files.read_model_file(self.model)
 
     def write_model(self, weights: bytes, description: ModelDescription) -> None:
-        """Write model.safetensors (its content) and model.json."""
+        """Write model.safetensors (its content) and model.json. What was fitted and evaluated on previous weights is
+        removed first."""
+        for outdated in (self.calibration, self.scores):
+            outdated.unlink(missing_ok=True)
         write_whole(self.weights, weights)
-        write_model_file(self.model, description)
+        model_files.write_model_file(self.model, description)
 
     def read_calibration(self) -> Calibration:
         """What was fitted after training; empty where nothing was."""
-        return read_calibration_file(self.calibration)
+        return model_files.read_calibration_file(self.calibration)
 
     def write_calibration(self, calibration: Calibration) -> None:
-        write_calibration_file(self.calibration, calibration)
+        model_files.write_calibration_file(self.calibration, calibration)
 
     def read_soft_labels(self, classes: Sequence[str]) -> Floats | None:
         """The [K, K] soft labels in the order of ``classes``, row k that of class k; None where there are none."""
@@ -139,7 +127,7 @@ class RunFolder:
         path = next((path for path in (self.soft_labels, old) if path.is_file()), None)
         if path is None:
             return None
-        names, matrix = read_soft_labels(path)
+        names, matrix = model_files.read_soft_labels(path)
         if set(names) != set(classes):
             raise InputError(
                 f"{path} has the classes {', '.join(names)}, the other files have {', '.join(classes)}. They do not "
@@ -149,7 +137,7 @@ class RunFolder:
         return matrix[np.ix_(order, order)]
 
     def write_soft_labels(self, classes: Sequence[str], matrix: npt.ArrayLike) -> None:
-        write_soft_labels(self.soft_labels, classes, matrix)
+        model_files.write_soft_labels(self.soft_labels, classes, matrix)
 
     def read_soft_label_history(self) -> dict[str, Any] | None:
         """The epochs for which soft labels were recorded, and their matrices; None where there are none."""
@@ -217,27 +205,16 @@ INCIDENTAL = (
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """What evaluation needs of a run: opened from a run folder, from a predictions.csv alone, or from a kept result.
+    """What evaluation needs of a run: opened from a run folder, from a predictions.csv alone, or from a kept result."""
 
-    Attributes:
-        name: of the folder or file.
-        path: as it was given.
-        folder: the run folder; None for a file.
-        predictions: of every split in the file.
-        split: the split that is reported: "test" if there, else "val", else "all".
-        model: model.json; None for a predictions.csv alone.
-        soft_labels: [K, K], row k the soft label of class k; None where there are none.
-        settings_table: the settings as nested values; {} where unknown.
-    """
-
-    name: str
-    path: Path
-    folder: RunFolder | None
-    predictions: Predictions
-    split: str
-    model: ModelDescription | None = None
-    soft_labels: Floats | None = None
-    settings_table: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # of the folder or file
+    path: Path  # as given
+    folder: RunFolder | None  # None for a file
+    predictions: Predictions  # of every split in the file
+    split: str  # the reported one: "test" if there, else "val", else "all"
+    model: ModelDescription | None = None  # None for a predictions.csv alone
+    soft_labels: Floats | None = None  # [K, K], row k the soft label of class k
+    settings_table: Mapping[str, Any] = field(default_factory=dict)  # nested values; {} where unknown
     kept_leak: Mapping[str, Any] | None = None
 
     @property
@@ -264,15 +241,15 @@ class OpenedRun:
             return None
         split = table.to_frame().drop_duplicates("image")
         reported = self.predictions.of_split(self.split)
-        trained = split.loc[split["split"] == "train", "group"].to_numpy(dtype=np.str_)
-        group_of = split.set_index("image")["group"].reindex(reported.images).fillna("").to_numpy(dtype=np.str_)
-        known = int((group_of != "").sum())
+        groups = split.set_index("image")["group"].reindex(reported.images).fillna("").to_numpy(dtype=np.str_)
+        known = int((groups != "").sum())
         if not known:
             return None
-        splits = np.repeat(["train", "val"], [len(trained), len(reported)])
-        labels = np.concatenate([np.zeros((len(trained), reported.num_classes), np.uint8), reported.targets])
-        found = leaks(splits, np.concatenate([trained, group_of]), labels, reported.classes).to_dict("records")
-        whole, *classes = ({"images": int(row["shared"]), "share": _share(row)} for row in found)
+        trained = split.loc[split["split"] == "train", "group"].to_numpy(dtype=np.str_)
+        shared = np.isin(groups, trained) & (groups != "")
+        members = [np.full(len(reported), True), *(reported.targets.T > 0)]
+        counts = [(int((own & shared).sum()), int(own.sum())) for own in members]
+        whole, *classes = ({"images": hits, "share": hits / images if images else None} for hits, images in counts)
         per_class = [{"class": name, **row} for name, row in zip(reported.classes, classes, strict=True)]
         words = (
             f"{whole['images']:,} of {len(reported):,} images ({whole['share']:.0%}) show a lesion or patient that the "
@@ -283,10 +260,6 @@ class OpenedRun:
         if known < len(reported):
             words += f" Of {len(reported) - known:,} others it is not known."
         return {**whole, "per_class": per_class, "in_words": words}
-
-
-def _share(row: Mapping[Any, Any]) -> float | None:
-    return row["shared"] / row["images"] if row["images"] else None
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -313,16 +286,9 @@ def open_run(path: str | Path) -> OpenedRun:
     folder = RunFolder(path)
     model = folder.read_model() if folder.model.exists() else None
     predictions = folder.read_predictions(None if model is None else model.multilabel)
-    return OpenedRun(
-        path.resolve().name,
-        path,
-        folder,
-        predictions,
-        reported_split(predictions),
-        model,
-        folder.read_soft_labels(predictions.classes),
-        folder.read_settings_table(),
-    )
+    split, soft_labels = reported_split(predictions), folder.read_soft_labels(predictions.classes)
+    name, settings = path.resolve().name, folder.read_settings_table()
+    return OpenedRun(name, path, folder, predictions, split, model, soft_labels, settings)
 
 
 def reported_split(predictions: Predictions) -> str:

@@ -8,85 +8,66 @@ of the rounded predictions, so that anybody can compute them again from these fi
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cclnet.errors import InputError
-from cclnet.files import read_json_bz2, write_json_bz2, write_whole
-from cclnet.runs.model import ModelDescription, model_from_json, read_json
+from cclnet.files import read_json, read_json_bz2, write_json_bz2, write_whole
+from cclnet.runs.model import ModelDescription, model_from_json
 from cclnet.runs.predictions import Predictions, read_predictions
 from cclnet.runs.provenance import Commit
-
-OLD_NAMES = {"part": "split", "correlation": "soft_labels"}  # keys before version 0.2
-NEEDED = {
-    "name": str, "cell": dict, "settings": dict, "scores": dict, "classes": list, "class_counts": list, "split": dict,
-}  # fmt: skip
+from cclnet.schema import from_plain, rule, to_plain
 
 
 @dataclass(frozen=True)
 class KeptResult:
-    """The content of NAME.json.
+    """The content of NAME.json. ``old_name`` is a key before version 0.2."""
 
-    Attributes:
-        path: of NAME.json.
-        keys: what distinguishes the run from the others of its experiment (backbone, method, seed, ...). The file
-            calls it "cell".
-        settings: all of them, nested; of paths the last name only.
-        seconds, images_per_second: of training; the second is the median over epochs.
-        epochs, images: trained epochs and training images.
-        freeze_epoch, converged_epoch: None for never; the second is the last drop of softness before freezing.
-        softness: after each epoch; None for methods that learn no soft labels.
-        split, intervals, leak: as in scores.json.
-        scores: numbers with interval ({"value", "low", "high"}).
-        class_counts: of the training split.
-        soft_labels: [K][K], row k the soft label of class k; None for methods that learn none.
-        image_table: name of the file beside NAME.json with the predicted images.
-    """
-
-    path: Path
+    path: Path  # of NAME.json; not in the file
+    # What distinguishes the run from the others of its experiment: backbone, method, seed, ...
+    keys: Mapping[str, Any] = field(metadata=rule(key="cell"))
     name: str
-    keys: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    scores: Mapping[str, Any]
+    settings: Mapping[str, Any]  # all of them, nested; of paths the last name only
+    scores: Mapping[str, Any]  # {"value", "low", "high"} by metric
     classes: list[str]
-    class_counts: list[int]
-    split: Mapping[str, Any]
+    class_counts: list[int]  # of the training split
+    split: Mapping[str, Any] = field(metadata=rule(old_name="part"))  # as in scores.json, like intervals and leak
     intervals: Mapping[str, Any] = field(default_factory=dict)
     leak: Mapping[str, Any] | None = None
     multilabel: bool = False
     temperature: float | None = None
-    soft_labels: list[list[float]] | None = None
+    # [K][K], row k the soft label of class k; None for methods that learn none.
+    soft_labels: list[list[float]] | None = field(default=None, metadata=rule(old_name="correlation"))
     final_softness: float | None = None
-    rarity_agreement: float | None = None
-    softness: list[float] | None = None
-    freeze_epoch: int | None = None
-    converged_epoch: int | None = None
+    inverse_frequency_agreement: float | None = field(default=None, metadata=rule(old_name="rarity_agreement"))
+    softness: list[float] | None = None  # after each epoch
+    freeze_epoch: int | None = None  # None: never
+    converged_epoch: int | None = None  # the last drop of softness before freezing
     epochs: int = 0
-    images: int = 0
-    seconds: float = 0.0
-    images_per_second: float = 0.0
+    images: int = 0  # of the training split
+    seconds: float = 0.0  # of training
+    images_per_second: float = 0.0  # median over epochs
     device: str = ""
     precision: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     commit: Commit | None = None
     settings_hash: str = ""
     fingerprint: str = ""
-    image_table: str = "images.csv.bz2"
+    image_table: str = "images.csv.bz2"  # name of the file beside NAME.json with the predicted images
 
     def value(self, score: str) -> float | None:
         return self.scores[score]["value"]
 
     def to_json(self) -> dict[str, Any]:
         """The content of NAME.json."""
-        content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("path", "keys")}
-        commit = None if self.commit is None else dataclasses.asdict(self.commit)
-        return {"format": 1, "cell": dict(self.keys)} | content | {"commit": commit}
+        content = to_plain(self)
+        del content["path"]
+        return {"format": 1, **content}
 
     @property
     def predictions(self) -> Path:
@@ -137,17 +118,13 @@ def write_kept_result(result: KeptResult) -> None:
 def read_kept_result(path: str | Path) -> KeptResult:
     """Read a NAME.json; the keys of files written before version 0.2 are read too."""
     path = Path(path)
-    content = {OLD_NAMES.get(key, key): value for key, value in read_json(path).items()}
-    if missing := [key for key, kind in NEEDED.items() if not isinstance(content.get(key), kind)]:
+    try:
+        return from_plain(KeptResult, read_json(path) | {"path": path})
+    except InputError as error:
         raise InputError(
-            f"{path} is not a kept result ({', '.join(missing)} missing or of another type). Give a run folder, a "
-            "predictions.csv, or a result of `cclnet compare-methods` or `cclnet reproduce`."
-        )
-    known = {f.name for f in dataclasses.fields(KeptResult)} - {"path"}
-    values = {key: value for key, value in content.items() if key in known} | {"keys": content["cell"]}
-    if values.get("commit") is not None:
-        values["commit"] = Commit(**values["commit"])
-    return KeptResult(path=path, **values)
+            f"{path} is not a kept result: {error}. Give a run folder, a predictions.csv, or a result of "
+            "`cclnet compare-methods` or `cclnet reproduce`."
+        ) from error
 
 
 def _without_zeros(predictions: Predictions) -> Predictions:
@@ -155,5 +132,5 @@ def _without_zeros(predictions: Predictions) -> Predictions:
     below 0.00005."""
     p = np.where(predictions.probabilities == 0, 2.5e-5, predictions.probabilities)
     if predictions.multilabel:
-        return dataclasses.replace(predictions, probabilities=np.where(p == 1, 1 - 2.5e-5, p))
-    return dataclasses.replace(predictions, probabilities=p / p.sum(axis=1, keepdims=True))
+        return replace(predictions, probabilities=np.where(p == 1, 1 - 2.5e-5, p))
+    return replace(predictions, probabilities=p / p.sum(axis=1, keepdims=True))

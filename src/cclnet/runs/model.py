@@ -1,6 +1,6 @@
 """What describes a trained model beside its weights: model.json, calibration.json and soft_labels.csv.
 
-The files may come from anywhere, so the readers check every value and report all faults in one error. model.json names
+The files may come from anywhere, so every value is checked and all faults are reported in one error. model.json names
 no files: those of a model lie beside it under fixed names, so no path in it can lead elsewhere.
 
 Old files are read too: format 1 of model.json holds the temperature and the abstention curve ("thresholds"), which are
@@ -10,11 +10,9 @@ in calibration.json since format 2.
 from __future__ import annotations
 
 import io
-import json
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,136 +20,93 @@ import numpy as np
 import numpy.typing as npt
 
 from cclnet.errors import InputError
-from cclnet.files import write_whole
+from cclnet.files import read_json, write_json, write_whole
 from cclnet.runs.provenance import Commit
+from cclnet.schema import from_plain, rule, to_plain
 
 Floats = npt.NDArray[np.float64]
-Check = tuple[str, Callable[[Any], bool]]  # what a value must be, in words and as a function
 
-MAX_BYTES = 64 * 2**20  # of a JSON file: 100,000 class names and an abstention curve take a few MiB
 MAX_CLASSES = 100_000
 MAX_SIDE = 8192  # pixels
+MAX_TEXT = 1000  # characters
+COUNT, TEXT, SHARE = rule(low=0), rule(max_text=MAX_TEXT), rule(low=0, high=1)
+TEMPERATURE = rule(low=1e-3, high=1e3)
 
 
 @dataclass(frozen=True)
 class TrainedInfo:
-    """How and on what a model was trained; None where the file does not say.
+    """How and on what a model was trained; None where the file does not say."""
 
-    Attributes:
-        epochs: epochs trained; ``of_epochs`` is the number asked for.
-        best: the best validation accuracy with its epoch.
-        seconds: duration of training over all resumes.
-        devices: number of processes.
-        images: number of training images.
-        data: the setting ``data``.
-        fingerprint: hash of names, labels, classes and groups of the data.
-    """
-
-    epochs: int | None = None
-    of_epochs: int | None = None
-    best: Mapping[str, float] | None = None
-    seconds: float | None = None
+    epochs: int | None = field(default=None, metadata=COUNT)  # trained
+    of_epochs: int | None = field(default=None, metadata=COUNT)  # asked for
+    best: Mapping[str, float] | None = None  # the best validation accuracy with its epoch
+    seconds: float | None = None  # of training, over all resumes
     seed: int | None = None
-    device: str | None = None
-    devices: int | None = None
-    precision: str | None = None
-    versions: Mapping[str, str] | None = None
+    device: str | None = field(default=None, metadata=TEXT)
+    devices: int | None = field(default=None, metadata=COUNT)  # processes
+    precision: str | None = field(default=None, metadata=TEXT)
+    versions: Mapping[str, str] | None = field(default=None, metadata=TEXT)
     commit: Commit | None = None
-    images: int | None = None
-    data: str | None = None
-    fingerprint: str | None = None
+    images: int | None = field(default=None, metadata=COUNT)  # of the training split
+    data: str | None = field(default=None, metadata=TEXT)  # the setting
+    fingerprint: str | None = field(default=None, metadata=TEXT)  # hash of names, labels, classes and groups
 
 
 @dataclass(frozen=True)
 class ExportInfo:
-    """What ``cclnet export`` adds to model.json.
+    """What ``cclnet export`` adds to model.json."""
 
-    Attributes:
-        format, file: "onnx", "torch" or "safetensors", and the name of the file.
-        preprocessing: how an image is prepared, step by step.
-        done_by_the_file: the steps that are part of the exported program.
-        output: the formula from logits to probabilities.
-        label_threshold: probability from which a label is given, where an image may carry several; else None.
-        maps: whether class activation maps are an output.
-        checked: the largest differences from PyTorch.
-    """
+    format: str = field(default="", metadata=TEXT)  # "onnx", "torch" or "safetensors"
+    file: str = field(default="", metadata=TEXT)  # name of the exported file
+    preprocessing: tuple[str, ...] = field(default=(), metadata=TEXT)  # how an image is prepared, step by step
+    done_by_the_file: tuple[str, ...] = field(default=(), metadata=TEXT)  # steps in the exported program
+    output: str = field(default="", metadata=TEXT)  # the formula from logits to probabilities
+    label_threshold: float | None = field(default=None, metadata=SHARE)  # from which a label is given; multi-label only
+    maps: bool = False  # whether class activation maps are an output
+    checked: Mapping[str, Any] = field(default_factory=dict)  # the largest differences from PyTorch
+    versions: Mapping[str, str] = field(default_factory=dict, metadata=TEXT)
 
-    format: str = ""
-    file: str = ""
-    preprocessing: tuple[str, ...] = ()
-    done_by_the_file: tuple[str, ...] = ()
-    output: str = ""
-    label_threshold: float | None = None
-    maps: bool = False
-    checked: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
+
+_BESIDE_EXPORTED = ("preprocessing", "done_by_the_file", "output", "label_threshold", "maps")  # not in "exported"
 
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """The checked content of model.json.
+    """The checked content of model.json."""
 
-    Attributes:
-        backbone: name of the timm model.
-        classes: names of the K classes.
-        multilabel: whether an image may carry several labels.
-        short_side, crop: images are resized to this short side, then the centre [height, width] is cut out.
-        mean, std: of the channels, in 0..1.
-        method, method_settings: how it was trained; empty where unknown.
-        class_counts: training images of each class, [K].
-        collapse_softness: the softness of collapsed class features; None for methods without one.
-        target: the soft labels that are removed from the probabilities, [K][K]; None where they are left as they are.
-        trained: where the weights come from.
-        export: what was exported and how to use it; None for a run.
-        extra: keys of the file that this version does not know.
-    """
-
-    backbone: str
-    classes: tuple[str, ...]
-    multilabel: bool
-    short_side: int
-    crop: tuple[int, int]
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    method: str = ""
+    backbone: str = field(metadata=rule(max_text=200))  # name of the timm model
+    classes: tuple[str, ...] = field(metadata=TEXT)  # [K]
+    multilabel: bool  # whether an image may carry several labels
+    # Images are resized to this short side, then the centre [height, width] is cut out.
+    short_side: int = field(metadata=rule(low=1, high=MAX_SIDE))
+    crop: tuple[int, int] = field(metadata=rule(low=1, high=MAX_SIDE))
+    mean: tuple[float, float, float] = field(metadata=rule(low=-1000, high=1000))  # of the channels, in 0..1
+    std: tuple[float, float, float] = field(metadata=rule(low=1e-6, high=1000))
+    method: str = field(default="", metadata=TEXT)  # empty where unknown
     method_settings: Mapping[str, Any] = field(default_factory=dict)
-    class_counts: tuple[int, ...] | None = None
-    collapse_softness: float | None = None
-    target: tuple[tuple[float, ...], ...] | None = None
+    class_counts: tuple[int, ...] | None = field(default=None, metadata=COUNT)  # training images of each class, [K]
+    collapse_softness: float | None = field(default=None, metadata=SHARE)  # of collapsed class features
+    # The soft labels that are removed from the probabilities, [K][K]; None where they are left as they are.
+    target: tuple[tuple[float, ...], ...] | None = field(default=None, metadata=SHARE)
     trained: TrainedInfo = TrainedInfo()
-    export: ExportInfo | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    export: ExportInfo | None = field(default=None, metadata=rule(key="exported"))  # None for a run
+    extra: Mapping[str, Any] = field(default_factory=dict, metadata=rule(inline=True))  # unknown keys
 
     def to_json(self) -> dict[str, Any]:
         """The content of model.json (format 2)."""
-        content: dict[str, Any] = {"format": 2} | {name: _plain(getattr(self, name)) for name in _KEYS}
-        content["method"] = self.method or None
-        trained = {f.name: _plain(getattr(self.trained, f.name)) for f in fields(TrainedInfo)}
-        content["trained"] = {name: value for name, value in trained.items() if value is not None}
-        if self.export is not None:
-            content |= {name: _plain(getattr(self.export, name)) for name in _BESIDE_EXPORTED}
-            content["exported"] = {name: _plain(getattr(self.export, name)) for name in _EXPORTED}
+        content = {"format": 2, **to_plain(self), "method": self.method or None}
+        for name in self.extra:
+            del content[name]
+        content["trained"] = {name: value for name, value in content["trained"].items() if value is not None}
+        if exported := content.pop("exported"):
+            content |= {name: exported.pop(name) for name in _BESIDE_EXPORTED}
+            content["exported"] = exported
         return content | dict(self.extra)
 
     def baked_in(self, temperature: float | None) -> dict[str, Any]:
         """What is part of an exported program, so that it must not be changed in the files beside it alone."""
         names = ("classes", "multilabel", "crop", "mean", "std", "target")
-        return {name: _plain(getattr(self, name)) for name in names} | {"temperature": temperature}
-
-
-_KEYS = tuple(f.name for f in fields(ModelDescription) if f.name not in ("trained", "export", "extra"))
-_EXPORTED = ("format", "file", "checked", "versions")  # nested in "exported"
-_BESIDE_EXPORTED = tuple(f.name for f in fields(ExportInfo) if f.name not in _EXPORTED)
-_FORMAT_1 = ("temperature", "thresholds")
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it: lists for tuples, objects for dataclasses."""
-    if isinstance(value, Commit):
-        return asdict(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return dict(value) if isinstance(value, Mapping) else value
+        return {name: to_plain(getattr(self, name)) for name in names} | {"temperature": temperature}
 
 
 def write_model_file(path: str | Path, description: ModelDescription) -> None:
@@ -160,65 +115,45 @@ def write_model_file(path: str | Path, description: ModelDescription) -> None:
 
 
 def read_model_file(path: str | Path) -> ModelDescription:
-    """Read and check a model.json (format 1 or 2); all faults are reported in one error."""
-    return model_from_json(read_json(Path(path), "it says how images are prepared for the model"), path)
+    """Read and check a model.json (format 1 or 2)."""
+    return model_from_json(read_json(path, "it says how images are prepared for the model"), path)
 
 
 def model_from_json(content: Mapping[str, Any], path: str | Path) -> ModelDescription:
     """The description in the content of a model.json, checked; ``path`` is named in errors."""
     _check_format(content, path, (1, 2))
-    wrong = _faults(content, _REQUIRED) + _faults(content, _OPTIONAL, optional=True)
-    trained, exported = content.get("trained") or {}, content.get("exported") or {}
-    if not wrong:
-        wrong = _faults(trained, _TRAINED, "trained.", optional=True) + _faults(
-            exported, _EXPORT, "exported.", optional=True
-        )
-    if not wrong:
-        wrong = _contradictions(content)
+    of_calibration = ("format", "temperature", "thresholds")  # the last two in format 1
+    given = {name: value for name, value in content.items() if value is not None and name not in of_calibration}
+    beside = {name: given.pop(name) for name in _BESIDE_EXPORTED if name in given}
+    if isinstance(exported := given.get("exported"), Mapping):
+        given["exported"] = beside | {name: value for name, value in exported.items() if value is not None}
+    try:
+        description = from_plain(ModelDescription, given)
+        _check_consistency(description)
+    except InputError as error:
+        raise InputError(f"{path} is refused: {error}.") from error
+    return description
+
+
+def _check_consistency(model: ModelDescription) -> None:
+    """Refuse values that are right each by itself but not together."""
+    size, wrong = len(model.classes), []
+    if not model.backbone:
+        wrong.append("backbone must be the name of a timm model, got an empty text")
+    if not 2 <= size <= MAX_CLASSES or len(set(model.classes)) < size or "" in model.classes:
+        wrong.append(f"classes must be 2 to {MAX_CLASSES:,} different names, got {size:,}: {str(model.classes)[:60]}")
+    if model.target is not None:
+        sums = [math.fsum(row) for row in model.target if len(row) == size]
+        if model.multilabel or len(model.target) != size or len(sums) != size or any(abs(s - 1) >= 1e-4 for s in sums):
+            wrong.append(
+                "target must be null, or for each class shares of all classes that sum to one (single-label only)"
+            )
+    if model.class_counts is not None and len(model.class_counts) != size:
+        wrong.append(f"class_counts must be {size} counts, one per class, got {len(model.class_counts)}")
+    if max(model.crop) > model.short_side:
+        wrong.append(f"crop {list(model.crop)} does not fit into images with a short side of {model.short_side}")
     if wrong:
-        raise InputError(f"{path} is refused:" + "".join(f"\n  - {fault}" for fault in wrong))
-    known = {"format", "trained", "exported", *_KEYS, *_BESIDE_EXPORTED, *_FORMAT_1}
-    given = {f.name: trained[f.name] for f in fields(TrainedInfo) if trained.get(f.name) is not None}
-    if "commit" in given:
-        given["commit"] = Commit(given["commit"]["sha"], given["commit"]["clean"])
-    counts, target = content.get("class_counts"), content.get("target")
-    return ModelDescription(
-        backbone=content["backbone"],
-        classes=tuple(content["classes"]),
-        multilabel=content["multilabel"],
-        short_side=content["short_side"],
-        crop=(content["crop"][0], content["crop"][1]),
-        mean=tuple(map(float, content["mean"])),  # type: ignore[arg-type]  # three, as checked
-        std=tuple(map(float, content["std"])),  # type: ignore[arg-type]
-        method=content.get("method") or "",
-        method_settings=content.get("method_settings") or {},
-        class_counts=None if counts is None else tuple(counts),
-        collapse_softness=content.get("collapse_softness"),
-        target=None if target is None else tuple(tuple(map(float, row)) for row in target),
-        trained=TrainedInfo(**given),
-        export=_export_from_json(content, exported) if "exported" in content else None,
-        extra={key: value for key, value in content.items() if key not in known},
-    )
-
-
-def _export_from_json(content: Mapping[str, Any], exported: Mapping[str, Any]) -> ExportInfo:
-    values = {name: exported[name] for name in _EXPORTED if exported.get(name) is not None}
-    values |= {name: content[name] for name in _BESIDE_EXPORTED if content.get(name) is not None}
-    for name in ("preprocessing", "done_by_the_file"):
-        values[name] = tuple(values.get(name, ()))
-    return ExportInfo(**values)
-
-
-def _contradictions(content: Mapping[str, Any]) -> list[str]:
-    """What is wrong with values that are right each by itself."""
-    wrong, size = [], len(content["classes"])
-    if content.get("target") is not None and not _is_target(content["target"], size, content["multilabel"]):
-        wrong.append("target must be null, or for each class shares of all classes that sum to one (single-label only)")
-    if content.get("class_counts") is not None and len(content["class_counts"]) != size:
-        wrong.append(f"class_counts must be {size} counts, one per class, got {len(content['class_counts'])}")
-    if max(content["crop"]) > content["short_side"]:
-        wrong.append(f"crop {content['crop']} does not fit into images with a short side of {content['short_side']}")
-    return wrong
+        raise InputError("; ".join(wrong))
 
 
 @dataclass(frozen=True)
@@ -226,14 +161,10 @@ class AbstentionCurve:
     """Coverage and risk of keeping the images that are at least as confident as a threshold, [B] each.
 
     The points are sorted from the most confident images to all images: coverage rises, the last one is 1 and its
-    threshold 0.
-
-    Attributes:
-        split, images: what it was measured on.
-        independent: how many independent images the kept ones are worth, where groups (patients, lesions) are known.
+    threshold 0. ``independent``: how many independent images the kept ones are worth, where groups are known.
     """
 
-    split: str
+    split: str  # that it was measured on
     images: int
     threshold: Floats
     coverage: Floats
@@ -288,52 +219,46 @@ def _wilson(share: float, count: float) -> tuple[float, float]:
     return tuple(float(np.clip((centre + s) / (1 + z * z / count), 0, 1)) for s in (-spread, spread))  # type: ignore[return-value]
 
 
-def curve_from_json(content: Any, path: str | Path) -> AbstentionCurve:
-    """The abstention curve in the content of a file, checked; ``path`` is named in errors.
+@dataclass(frozen=True)
+class _CurveContent:
+    """An abstention curve as in the file; early ones have no ``independent``."""
 
-    ``split`` was called ``part`` before version 0.2, and early curves have no ``independent``.
-    """
+    split: str = field(metadata=rule(max_text=MAX_TEXT, old_name="part"))
+    images: int = field(metadata=rule(low=1))
+    rows: tuple[tuple[float, float, float], ...] = field(metadata=SHARE)
+    independent: tuple[float, ...] = field(default=(), metadata=rule(above=0))
+
+
+def curve_from_json(content: Any, path: str | Path) -> AbstentionCurve:
+    """The abstention curve in the content of a file, checked; ``path`` is named in errors."""
     try:
-        rows = np.asarray(content["rows"], dtype=np.float64).reshape(-1, 3)
-        worth = np.asarray(content["independent"], dtype=np.float64) if "independent" in content else None
-        threshold, coverage, risk = np.ascontiguousarray(rows.T)
-        split = content["split"] if "split" in content else content["part"]
-        curve = AbstentionCurve(str(split), int(content["images"]), threshold, coverage, risk, worth)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(
-            f"{path}: the abstention curve must be rows of threshold, coverage and risk ({error}). Export again."
-        ) from error
-    sound = len(rows) and ((rows >= 0) & (rows <= 1)).all() and (np.diff(curve.coverage) > 0).all()
-    if not sound or curve.images < 1:
-        raise InputError(f"{path}: the abstention curve must be shares in 0..1 with rising coverage. Export again.")
-    if abs(coverage[-1] - 1) > 1e-9 or threshold[-1] != 0:
-        raise InputError(
-            f"{path}: the last point of the abstention curve must keep all images, coverage 1 at threshold 0; got "
-            f"coverage {coverage[-1]:g} at threshold {threshold[-1]:g}. Export again."
-        )
-    if worth is not None and not (worth.shape == threshold.shape and ((worth > 0) & (worth <= curve.images)).all()):
-        raise InputError(
-            f"{path}: the abstention curve must have one number of independent images per row, above 0 and at most "
-            f"{curve.images:,}. Export again."
-        )
-    return curve
+        own = from_plain(_CurveContent, content)
+        if not own.rows:
+            raise InputError("there is no row")
+        threshold, coverage, risk = np.ascontiguousarray(np.array(own.rows).T)
+        if (np.diff(coverage) <= 0).any():
+            raise InputError("the coverage must rise")
+        if abs(coverage[-1] - 1) > 1e-9 or threshold[-1] != 0:
+            raise InputError(
+                "the last point must keep all images, coverage 1 at threshold 0; got "
+                f"coverage {coverage[-1]:g} at threshold {threshold[-1]:g}"
+            )
+        worth = np.array(own.independent) if "independent" in content else None
+        if worth is not None and (worth.shape != threshold.shape or (worth > own.images).any()):
+            raise InputError(f"independent must be one number per row, at most {own.images:,}")
+    except InputError as error:
+        raise InputError(f"{path}: the abstention curve is refused: {error}. Export again.") from error
+    return AbstentionCurve(own.split, own.images, threshold, coverage, risk, worth)
 
 
 @dataclass(frozen=True)
 class FittedTemperature:
-    """The temperature by which logits are divided.
+    """The temperature by which logits are divided."""
 
-    Attributes:
-        value: None where it could not be fitted.
-        fitted_on: the split, or "cross-fitted halves"; None where unknown.
-        images: number of images it was fitted on.
-        halves: the temperature of each half, where cross-fitted.
-    """
-
-    value: float | None = None
-    fitted_on: str | None = None
-    images: int | None = None
-    halves: tuple[float, float] | None = None
+    value: float | None = field(default=None, metadata=TEMPERATURE)  # None where it could not be fitted
+    fitted_on: str | None = field(default=None, metadata=TEXT)  # the split, or "cross-fitted halves"; None: unknown
+    images: int | None = field(default=None, metadata=COUNT)  # that it was fitted on
+    halves: tuple[float, float] | None = field(default=None, metadata=TEMPERATURE)  # of each half, if cross-fitted
 
 
 @dataclass(frozen=True)
@@ -346,11 +271,8 @@ class Calibration:
 
     def to_json(self) -> dict[str, Any]:
         """The content of calibration.json."""
-        temperature = {name: _plain(value) for name, value in asdict(self.temperature).items()}
-        content: dict[str, Any] = {"format": 1, "temperature": temperature}
-        if self.abstention is not None:
-            content["abstention"] = self.abstention.to_json()
-        return content
+        content = {"format": 1, "temperature": to_plain(self.temperature)}
+        return content if self.abstention is None else content | {"abstention": self.abstention.to_json()}
 
 
 def write_calibration_file(path: str | Path, calibration: Calibration) -> None:
@@ -363,50 +285,20 @@ def read_calibration_file(path: str | Path) -> Calibration:
     without those, nothing was fitted."""
     path = Path(path)
     if path.is_file():
-        content = read_json(path, "it has what was fitted after training")
+        content = read_json(path)
         _check_format(content, path, (1,))
-        fitted, curve = content.get("temperature") or {}, content.get("abstention")
+        fitted, curve = content.get("temperature"), content.get("abstention")
     else:
         path = path.with_name("model.json")
-        content = read_json(path, "it says how images are prepared for the model") if path.is_file() else {}
+        content = read_json(path) if path.is_file() else {}
         if content.get("format") != 1:
             return Calibration()
         fitted, curve = {"value": content.get("temperature")}, content.get("thresholds")
-    if not isinstance(fitted, Mapping):
-        raise InputError(f"{path} is refused: temperature must be an object, got {_shown(fitted)}.")
-    if wrong := _faults(fitted, _TEMPERATURE, "temperature.", optional=True):
-        raise InputError(f"{path} is refused:" + "".join(f"\n  - {fault}" for fault in wrong))
-    value, halves = fitted.get("value"), fitted.get("halves")
-    temperature = FittedTemperature(
-        None if value is None else float(value),
-        fitted.get("fitted_on"),
-        fitted.get("images"),
-        None if halves is None else (float(halves[0]), float(halves[1])),
-    )
-    return Calibration(temperature, None if curve is None else curve_from_json(curve, path))
-
-
-def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write JSON for people to read, rows of numbers on one line each."""
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    # A line break is never inside a string, where JSON escapes it.
-    text = re.sub(r"\[\n[\s\d.,e+-]+\]", lambda numbers: " ".join(numbers[0].split()), text)
-    write_whole(path, text + "\n")
-
-
-def read_json(path: Path, purpose: str = "") -> dict[str, Any]:
-    """The object in a JSON file of limited size; ``purpose`` says in the error why a missing file is needed."""
-    if not path.is_file():
-        raise InputError(f"there is no {path.name} in {path.parent}{': ' if purpose else ''}{purpose}.")
-    if path.stat().st_size > MAX_BYTES:
-        raise InputError(f"{path} has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,} are read.")
+    abstention = None if curve is None else curve_from_json(curve, path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}. Fix it, or remove it.") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected an object, got {type(content).__name__}.")
-    return content
+        return Calibration(from_plain(FittedTemperature, fitted, "temperature."), abstention)
+    except InputError as error:
+        raise InputError(f"{path} is refused: {error}.") from error
 
 
 def _check_format(content: Mapping[str, Any], path: str | Path, known: tuple[int, ...]) -> None:
@@ -415,137 +307,6 @@ def _check_format(content: Mapping[str, Any], path: str | Path, known: tuple[int
             f"{path} has format {content.get('format')!r}; this version of cclnet reads format "
             f"{' and '.join(map(str, known))}."
         )
-
-
-def _faults(
-    content: Mapping[str, Any], checks: Mapping[str, Check], prefix: str = "", optional: bool = False
-) -> list[str]:
-    """What is wrong with the values of an object; where ``optional``, a missing value or null is right."""
-    return [
-        f"{prefix}{name} must be {words}, got {_shown(content[name]) if name in content else 'nothing'}"
-        for name, (words, right) in checks.items()
-        if not (optional and content.get(name) is None) and not right(content.get(name))
-    ]
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:60] + "…"
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _side(value: object) -> bool:
-    return _count(value) and 1 <= value <= MAX_SIDE  # type: ignore[operator]
-
-
-def _short_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= 1000
-
-
-def _names(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and 2 <= len(value) <= MAX_CLASSES
-        and all(isinstance(name, str) and 0 < len(name) <= 1000 for name in value)
-        and len(set(value)) == len(value)
-    )
-
-
-def _channels(value: object, least: float) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(_number(v) and least <= v <= 1000 for v in value)
-
-
-def _is_temperature(value: object) -> bool:
-    return _number(value) and 1e-3 <= value <= 1e3  # type: ignore[operator]
-
-
-def _is_target(value: object, size: int, multilabel: bool) -> bool:
-    def distribution(row: object) -> bool:
-        shares = isinstance(row, list) and len(row) == size and all(_number(v) and 0 <= v <= 1 for v in row)
-        return shares and abs(math.fsum(row) - 1) < 1e-4  # type: ignore[arg-type]
-
-    return not multilabel and isinstance(value, list) and len(value) == size and all(map(distribution, value))
-
-
-def _is_commit(value: object) -> bool:
-    return isinstance(value, dict) and _short_text(value.get("sha")) and isinstance(value.get("clean"), bool)
-
-
-def _texts(value: object) -> bool:
-    return isinstance(value, dict) and all(_short_text(text) for text in value.values())
-
-
-def _numbers(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_number, value.values()))
-
-
-def _text_list(value: object) -> bool:
-    return isinstance(value, list) and all(map(_short_text, value))
-
-
-_OBJECT: Check = ("an object", lambda v: isinstance(v, dict))
-_TEXT: Check = ("a text of at most 1,000 characters", _short_text)
-_WHOLE: Check = ("a whole number, 0 or more", _count)
-_FLAG: Check = ("true or false", lambda v: isinstance(v, bool))
-_VERSIONS: Check = ("an object of versions", _texts)
-_REQUIRED: dict[str, Check] = {
-    "backbone": ("the name of a timm model", lambda v: isinstance(v, str) and 0 < len(v) <= 200),
-    "classes": (f"2 to {MAX_CLASSES:,} different names", _names),
-    "multilabel": _FLAG,
-    "short_side": (f"whole pixels, 1 to {MAX_SIDE}", _side),
-    "crop": (
-        f"[height, width], each 1 to {MAX_SIDE}",
-        lambda v: isinstance(v, list) and len(v) == 2 and all(map(_side, v)),
-    ),
-    "mean": ("three finite numbers", lambda v: _channels(v, -1000)),
-    "std": ("three numbers above zero", lambda v: _channels(v, 1e-6)),
-}
-_OPTIONAL: dict[str, Check] = {
-    "method": _TEXT,
-    "method_settings": _OBJECT,
-    "class_counts": ("one count per class", lambda v: isinstance(v, list) and all(map(_count, v))),
-    "collapse_softness": ("null, or a share in 0..1", lambda v: _number(v) and 0 <= v <= 1),
-    "trained": _OBJECT,
-    "exported": _OBJECT,
-    "preprocessing": ("a list of texts", _text_list),
-    "done_by_the_file": ("a list of texts", _text_list),
-    "output": _TEXT,
-    "label_threshold": ("null, or a share in 0..1", lambda v: _number(v) and 0 <= v <= 1),
-    "maps": _FLAG,
-    "temperature": ("null, or between 0.001 and 1,000", _is_temperature),  # format 1
-}
-_TRAINED: dict[str, Check] = {
-    "epochs": _WHOLE,
-    "of_epochs": _WHOLE,
-    "best": ("an object of numbers", _numbers),
-    "seconds": ("a number", _number),
-    "seed": ("a whole number", lambda v: isinstance(v, int) and not isinstance(v, bool)),
-    "device": _TEXT,
-    "devices": _WHOLE,
-    "precision": _TEXT,
-    "versions": _VERSIONS,
-    "commit": ("an object with sha and clean", _is_commit),
-    "images": _WHOLE,
-    "data": _TEXT,
-    "fingerprint": _TEXT,
-}
-_EXPORT: dict[str, Check] = {"format": _TEXT, "file": _TEXT, "checked": _OBJECT, "versions": _VERSIONS}
-_TEMPERATURE: dict[str, Check] = {
-    "value": ("null, or between 0.001 and 1,000", _is_temperature),
-    "fitted_on": _TEXT,
-    "images": _WHOLE,
-    "halves": (
-        "null, or two temperatures",
-        lambda v: isinstance(v, list) and len(v) == 2 and all(map(_is_temperature, v)),
-    ),
-}
 
 
 def write_soft_labels(path: str | Path, classes: Sequence[str], matrix: npt.ArrayLike) -> None:

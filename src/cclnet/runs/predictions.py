@@ -13,7 +13,6 @@ import hashlib
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -35,36 +34,23 @@ IMAGE_COLUMNS = ("image", "split", "group", "label")  # what is known before pre
 
 @dataclass(frozen=True)
 class Predictions:
-    """The predicted probabilities of N images for K classes.
+    """The predicted probabilities of N images for K classes."""
 
-    Attributes:
-        images: unique names, [N].
-        labels: class indices, int64 [N]; or zeros and ones, uint8 [N, K], where an image may carry several.
-        probabilities: [N, K]; rows sum to one for class indices.
-        classes: names of the K classes.
-        groups: lesion or patient of each image, [N], empty where unknown; None where none is known.
-        splits: "train", "calibration", "val" or "test" for each image; None where not given.
-    """
-
-    images: Strings
-    labels: Labels
-    probabilities: Floats
-    classes: tuple[str, ...]
-    groups: Strings | None = None
-    splits: Strings | None = None
+    images: Strings  # unique names, [N]
+    labels: Labels  # class indices, int64 [N]; or zeros and ones, uint8 [N, K], where an image may carry several
+    probabilities: Floats  # [N, K]; rows sum to one for class indices
+    classes: tuple[str, ...]  # [K]
+    groups: Strings | None = None  # lesion or patient, [N], empty where unknown; None where none is known
+    splits: Strings | None = None  # "train", "calibration", "val" or "test", [N]; None where not given
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "probabilities", np.asarray(self.probabilities, dtype=np.float64))
-        shapes = {"labels": self.labels, "probabilities": self.probabilities, "groups": self.groups,
-                  "splits": self.splits}  # fmt: skip
-        odd = [f"{len(a)} {what}" for what, a in shapes.items() if a is not None and len(a) != len(self.images)]
+        columns = [(name, getattr(self, name)) for name in ("labels", "probabilities", "groups", "splits")]
+        odd = [f"{len(own)} {name}" for name, own in columns if own is not None and len(own) != len(self.images)]
         if odd or self.probabilities.shape[1:] != (len(self.classes),):
             found = ", ".join([*odd, f"probabilities of shape {list(self.probabilities.shape)}"])
             raise InputError(f"{len(self.images)} images and {len(self.classes)} classes, but {found}.")
-        _refuse(
-            _content_problems(self.images, self.labels, self.probabilities, self.classes, self.splits),
-            "these predictions",
-        )
+        _refuse(_content_problems(self), "these predictions")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -89,16 +75,11 @@ class Predictions:
         """Images of each class, [K]."""
         return self.targets.sum(axis=0, dtype=np.int64)
 
-    def select(self, rows: Rows) -> Predictions:
-        """The predictions of the given rows, in their order."""
-        return replace(
-            self,
-            images=self.images[rows],
-            labels=self.labels[rows],
-            probabilities=self.probabilities[rows],
-            groups=None if self.groups is None else self.groups[rows],
-            splits=None if self.splits is None else self.splits[rows],
-        )
+    def select(self, rows: Rows, names: Strings | None = None) -> Predictions:
+        """The predictions of the given rows, in their order; new ``names`` are needed where rows repeat."""
+        fields = ("images", "labels", "probabilities", "groups", "splits")
+        chosen = {name: own[rows] for name in fields if (own := getattr(self, name)) is not None}
+        return replace(self, **(chosen if names is None else chosen | {"images": names}))
 
     def of_split(self, split: str) -> Predictions:
         """The predictions of one split; "all" for every image."""
@@ -121,30 +102,35 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+class ContentError(InputError):
+    """Predictions that cannot be evaluated, for each of these reasons."""
+
+    def __init__(self, what: str, problems: list[str]) -> None:
+        super().__init__(f"{what} cannot be evaluated:" + "".join(f"\n  - {problem}" for problem in problems))
+        self.problems = problems
+
+
 def _refuse(problems: list[str], what: str) -> None:
     if problems:
-        listed = "".join(f"\n  - {problem}" for problem in problems)
-        raise InputError(f"{what} cannot be evaluated:{listed}")
+        raise ContentError(what, problems)
 
 
-def _content_problems(
-    images: Strings, labels: Labels, probabilities: Floats, classes: tuple[str, ...], splits: Strings | None
-) -> list[str]:
+def _content_problems(own: Predictions) -> list[str]:
     """One sentence per kind of fault, with counts and first examples."""
-    problems = []
+    images, labels, classes, problems = own.images, own.labels, own.classes, []
     if len(set(images.tolist())) != len(images):
         names, counts = np.unique(images, return_counts=True)
         problems.append(
             f"{_count(int((counts > 1).sum()), 'image')} more than once: {_examples(names[counts > 1])}. "
             "Every image is evaluated once: average its predictions, or give each its own name."
         )
-    problems += _probability_problems(images, probabilities, multilabel=labels.ndim == 2)
+    problems += _probability_problems(images, own.probabilities, own.multilabel)
     if len(classes) < 2:
         problems.append("one class only; at least two are needed: add a column p_<the other>, 1 - p.")
-    limit = 1 if labels.ndim == 2 else len(classes) - 1
+    limit = 1 if own.multilabel else len(classes) - 1
     if labels.size and (labels.min() < 0 or labels.max() > limit):
         problems.append(f"labels must lie in 0..{limit}, got {labels.min()}..{labels.max()}.")
-    if splits is not None and (odd := sorted(set(splits.tolist()) - set(SPLITS))):
+    if own.splits is not None and (odd := sorted(set(own.splits.tolist()) - set(SPLITS))):
         problems.append(
             f"{_count(len(odd), 'unknown split')}: {_examples([repr(x) for x in odd])}. Splits are {', '.join(SPLITS)}."
         )
@@ -211,19 +197,25 @@ def read_predictions(
         problems.append("no image: the file has a header only.")
     if problems:  # without its columns nothing else can be checked
         _refuse(problems, str(path))
-    probabilities = np.column_stack([_numbers(frame["p_" + name]) for name in classes])
+    # Anything else than a number becomes NaN, which is then reported.
+    numbers = [pd.to_numeric(frame["p_" + name], errors="coerce") for name in classes]
+    probabilities = np.column_stack([column.to_numpy(dtype=np.float64, na_value=np.nan) for column in numbers])
     texts = frame["label"].to_numpy(dtype=np.str_)
     near_one = np.abs(probabilities.sum(axis=1) - 1) <= sum_tolerance(len(classes))
     if multilabel is None:
-        multilabel = _looks_multilabel(texts, classes, near_one)
+        kinds = set(np.unique(texts).tolist()) - set(classes)
+        multilabel = any("|" in kind for kind in kinds) or ("" in kinds and float(near_one.mean()) < 0.5)
     images = frame["image"].to_numpy(dtype=np.str_)
     labels, problems = _read_labels(texts, classes, multilabel, images)
     if not multilabel:
         probabilities[near_one] /= probabilities[near_one].sum(axis=1, keepdims=True)
     groups, splits = (frame[c].to_numpy(dtype=np.str_) if c in header else None for c in ("group", "split"))
-    problems += _content_problems(images, labels, probabilities, classes, splits)
+    try:
+        predictions = Predictions(images, labels, probabilities, classes, groups, splits)
+    except ContentError as error:
+        problems += error.problems
     _refuse(problems, str(path))
-    return Predictions(images, labels, probabilities, classes, groups, splits)
+    return predictions
 
 
 def _read_frame(path: Path) -> tuple[list[str], pd.DataFrame]:
@@ -257,16 +249,6 @@ def _header_problems(header: list[str], classes: tuple[str, ...]) -> list[str]:
     if "" in classes:
         problems.append("a column 'p_' without the name of its class.")
     return problems
-
-
-def _numbers(column: pd.Series) -> Floats:
-    """A column as float64; anything else than a number becomes NaN, which is then reported."""
-    return pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-
-
-def _looks_multilabel(texts: Strings, classes: tuple[str, ...], near_one: npt.NDArray[np.bool_]) -> bool:
-    kinds = set(np.unique(texts).tolist()) - set(classes)
-    return any("|" in kind for kind in kinds) or ("" in kinds and float(near_one.mean()) < 0.5)
 
 
 def _read_labels(
@@ -334,12 +316,6 @@ def _csv(columns: Columns) -> bytes:
 
 def _write(path: Path, columns: Columns) -> None:
     text = _csv(columns)
-
-    def fill(file: BinaryIO) -> None:
-        if path.suffix == ".gz":
-            # without name and time in its header the same predictions give the same bytes
-            file.write(gzip.compress(text, compresslevel=6, mtime=0))
-        else:
-            file.write(bz2.compress(text) if path.suffix == ".bz2" else text)
-
-    write_whole(path, fill)
+    if path.suffix == ".gz":
+        text = gzip.compress(text, compresslevel=6, mtime=0)  # without a time the same predictions give the same bytes
+    write_whole(path, bz2.compress(text) if path.suffix == ".bz2" else text)

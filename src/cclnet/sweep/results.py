@@ -29,7 +29,8 @@ from cclnet.runs.kept_result import (
 from cclnet.runs.model import ModelDescription, write_model_file
 from cclnet.runs.predictions import Floats, Predictions, read_predictions, write_probabilities
 from cclnet.runs.provenance import settings_hash
-from cclnet.runs.scores import Estimate, Scores, to_json
+from cclnet.runs.scores import Estimate, Scores
+from cclnet.schema import to_plain
 from cclnet.settings import Settings, in_json
 from cclnet.sweep.cells import Job
 
@@ -178,17 +179,17 @@ def _kept_result(
         freeze_epoch=frozen,
         converged_epoch=None if frozen is None else softness[:frozen].index(min(softness[:frozen])) + 1,
         softness=softness or None,
-        split=to_json(evaluated.split),
-        intervals=to_json(evaluated.intervals),
+        split=to_plain(evaluated.split),
+        intervals=to_plain(evaluated.intervals),
         leak=None if leak is None else {"images": leak.images, "share": leak.share, "in_words": leak.in_words},
-        scores=_rounded(to_json(_headline(evaluated))),
+        scores=_rounded(to_plain(_headline(evaluated))),
         temperature=_rounded(evaluated.calibration.temperature.value),
         classes=list(evaluated.classes),
         class_counts=list(model.class_counts or ()),
         multilabel=model.multilabel,
         soft_labels=None if learned is None else [[_six_digits(entry) for entry in row] for row in learned.matrix],
         final_softness=None if learned is None else _rounded(learned.softness),
-        rarity_agreement=None if learned is None else _rounded(learned.inverse_frequency_agreement),
+        inverse_frequency_agreement=None if learned is None else _rounded(learned.inverse_frequency_agreement),
         image_table=image_table,
     )
 
