@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cclnet.report.html import class_columns, evaluated_on, in_short, read_run, render, what_it_is
+from cclnet.report.html import class_columns, evaluated_on, in_short, render, what_it_is
 from cclnet.report.text import count_text, duration_text
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import Calibration, ExportInfo, ModelDescription
@@ -29,7 +29,7 @@ COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
 def model_card(run: Path, description: ModelDescription, calibration: Calibration, licence: str = "") -> str:
     """The card of a run as Markdown; ``description`` and ``calibration`` are those of the exported model."""
     scores, exported = RunFolder(run).read_scores(), description.export or ExportInfo()
-    settings = read_run(run).settings
+    settings = RunFolder(run).read_settings_table()
     content: dict[str, Any] = {
         "name": run.resolve().name,
         "format": exported.format,

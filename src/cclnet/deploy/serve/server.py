@@ -174,11 +174,11 @@ def read_examples(
 
     They are read once, when the server starts, so that no request can reach the data.
     """
-    from cclnet.report.html import read_run, thumbnails
+    from cclnet.report.html import thumbnails
 
     chosen = choose_examples(_read_split(run), classes, multilabel)
     names = sorted({name for images in chosen.values() for name in images})
-    pictures, note = thumbnails(names, read_run(run).settings, data)
+    pictures, note = thumbnails(names, RunFolder(run).read_settings_table(), data)
     if not pictures:
         why = note or "The split has no training images."
         raise InputError(f"--examples: no images to show. {why} If the data has moved, pass its location with --data.")
