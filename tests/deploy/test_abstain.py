@@ -15,8 +15,8 @@ from shipped_run import write_run
 
 import cclnet
 from cclnet import InputError
-from cclnet.deploy.abstain import confidence, curve_of_run, measure_curve
 from cclnet.evaluation.calibration import risk_coverage, with_temperature
+from cclnet.evaluation.decision import confidence, curve_of_run, measure_curve
 from cclnet.evaluation.statistics import independent_images
 from cclnet.runs.model import curve_from_json
 from cclnet.runs.predictions import read_predictions

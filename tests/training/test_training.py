@@ -92,7 +92,7 @@ def test_shipped_weights_give_the_predictions(tmp_path: Path) -> None:
 
 
 def test_a_transformer_is_made_for_the_size_of_the_images(tmp_path: Path) -> None:
-    from cclnet.deploy.model import load
+    from cclnet.deploy.predictor import load
 
     path = run(tmp_path, backbone="test_vit", augment={"crop": 32}, epochs=1)  # of patches of 16, for images of 160
     assert load_file(path / "model.safetensors")["pos_embed"].shape[1] <= 5

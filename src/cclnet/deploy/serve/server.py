@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cclnet.data.parallel import available_cores
-from cclnet.deploy.model import Model, load
 from cclnet.deploy.predict import can_convert
+from cclnet.deploy.predictor import Model, load
 from cclnet.deploy.serve.app import create_app
 from cclnet.deploy.serve.decoding import start_fork_server
 from cclnet.deploy.serve.guard import MAX_HEADER_BYTES, check_token, is_address

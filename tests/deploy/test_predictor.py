@@ -22,7 +22,7 @@ from cclnet.data.cache import decode
 from cclnet.data.image_io import UnreadableImage
 from cclnet.data.loader import Loader
 from cclnet.data.table import ImageTable
-from cclnet.deploy.model import Model, Prediction
+from cclnet.deploy.predictor import Model, Prediction
 from cclnet.functional import unsoften
 from cclnet.network import TimmClassifier
 from cclnet.runs.model import write_soft_labels
@@ -151,7 +151,7 @@ def test_what_a_prediction_says(model: Model, tmp_path: Path) -> None:
     assert prediction.top(2) == [(CLASSES[k], prediction.probabilities[k]) for k in order[:2]]
     assert len(prediction.top(99)) == len(CLASSES)
     assert prediction.abstain is None and prediction.heat is None
-    assert model.similar(0) == (("bee", 0.2), ("cat", 0.15), ("dog", 0.05))  # row 0 of correlation.csv, without itself
+    assert model.similar(0) == (("bee", 0.2), ("cat", 0.15), ("dog", 0.05))  # row 0 of soft_labels.csv, without itself
     assert prediction.similar == model.similar(int(order[0]))
 
 
@@ -215,13 +215,13 @@ def test_onnx_needs_no_torch(model: Model, sound_onnx: Path, tmp_path: Path) -> 
 
 
 def test_what_cannot_be_loaded(run: Path, sound_onnx: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is nothing at"):
+    with pytest.raises(InputError, match="nowhere does not exist"):
         cclnet.load(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"holds no model: neither model.safetensors nor model.onnx"):
         cclnet.load(tmp_path)
     with pytest.raises(InputError, match="unknown engine 'onx'; did you mean 'onnx'"):
         cclnet.load(run, engine="onx")
-    with pytest.raises(InputError, match="runs in the engine onnx alone"):
+    with pytest.raises(InputError, match="runs only in the engine onnx"):
         cclnet.load(sound_onnx, engine="torch")
     with pytest.raises(InputError, match="device 'tpu' cannot be used"):
         cclnet.load(run, device="tpu")
@@ -287,9 +287,12 @@ def test_the_temperature_is_that_of_calibration_json(tmp_path: Path) -> None:
     fitted = {"value": 2.5, "fitted_on": "val", "images": 50, "halves": None}
     (run / "calibration.json").write_text(json.dumps({"format": 1, "temperature": fitted}))
     model = cclnet.load(run, device="cpu")
-    assert model.temperature == 2.5 and model.info["temperature"] == 2.5
-    for wrong, message in (("{", "is not JSON"), ('{"format": 1}', "temperature with a value"), ("{}", "format None"),
-                           ('{"format": 1, "temperature": {"value": -1}}', "temperature must be")):  # fmt: skip
+    assert model.temperature == 2.5 == model.calibration.temperature.value
+    (run / "calibration.json").write_text('{"format": 1}')  # nothing was fitted
+    assert cclnet.load(run, device="cpu").temperature is None
+    for wrong, message in (("{", "is not JSON"), ("{}", "format None"),
+                           ('{"format": 1, "temperature": 2.5}', "temperature must be an object"),
+                           ('{"format": 1, "temperature": {"value": -1}}', "temperature.value must be")):  # fmt: skip
         (run / "calibration.json").write_text(wrong)
         with pytest.raises(InputError, match=message):
             cclnet.load(run, device="cpu")
