@@ -296,3 +296,14 @@ def test_the_temperature_is_that_of_calibration_json(tmp_path: Path) -> None:
         (run / "calibration.json").write_text(wrong)
         with pytest.raises(InputError, match=message):
             cclnet.load(run, device="cpu")
+
+
+def test_a_threshold_needs_a_held_out_split(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    text = (folder / "predictions.csv").read_text().replace(",val,", ",train,").replace(",test,", ",train,")
+    (folder / "predictions.csv").write_text(text)
+    with pytest.raises(InputError, match="names no held-out split"):
+        cclnet.load(folder).threshold(coverage=0.9)
+    (folder / "predictions.csv").unlink()
+    with pytest.raises(InputError, match=r"holds no predictions.csv"):
+        cclnet.load(folder).threshold(coverage=0.9)
