@@ -38,8 +38,8 @@ from cclnet.data.parallel import available_cores
 from cclnet.data.synthetic import SyntheticSettings, synthetic
 from cclnet.deploy.engines import Engine, OnnxEngine, TorchEngine
 from cclnet.deploy.export import onnx_program
-from cclnet.deploy.model import Model
 from cclnet.deploy.predict import Inputs, gather, predict, prepared
+from cclnet.deploy.predictor import Model
 from cclnet.deploy.shipped import Shipped, read_shipped
 from cclnet.files import write_whole
 from cclnet.network import TimmClassifier

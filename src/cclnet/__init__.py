@@ -10,7 +10,7 @@ from cclnet.errors import InputError
 if TYPE_CHECKING:
     from cclnet.api import compare, evaluate, train
     from cclnet.data.sources import open_data
-    from cclnet.deploy.model import load
+    from cclnet.deploy.predictor import load
     from cclnet.head import CCLHead
     from cclnet.methods import METHODS, Loss, Method, build_method, register_method
     from cclnet.network import CCLNet
@@ -44,7 +44,7 @@ _MODULES = {
     "build_method": "cclnet.methods",
     "compare": "cclnet.api",
     "evaluate": "cclnet.api",
-    "load": "cclnet.deploy.model",
+    "load": "cclnet.deploy.predictor",
     "open_data": "cclnet.data.sources",
     "train": "cclnet.api",
     "register_method": "cclnet.methods",

@@ -56,7 +56,7 @@ def test_the_card_of_several_labels(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", multilabel=True)
     evaluate(run, draws=20)
     card = card_of(run)
-    assert "may name several classes for an image" in card and "each of its own (sigmoid)" in card
+    assert "may name several classes for an image" in card and "each independent (sigmoid)" in card
     assert "Mean average precision" in card
 
 

@@ -37,7 +37,7 @@ def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (code,) = re.findall(r"```python\n(import cclnet.*?)```", PAGE, re.DOTALL)
     names: dict[str, object] = {}
     exec(code, names)
-    assert names["said"].abstain in (True, False) and names["probabilities"].shape == (1, 4)  # type: ignore[attr-defined]
+    assert names["prediction"].abstain in (True, False) and names["probabilities"].shape == (1, 4)  # type: ignore[attr-defined]
 
 
 def test_every_column_is_told() -> None:

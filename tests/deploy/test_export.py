@@ -20,7 +20,6 @@ import cclnet
 from cclnet import InputError
 from cclnet.cli import app
 from cclnet.deploy import export as exporting
-from cclnet.deploy import export as selfcheck
 from cclnet.deploy.engines import OnnxEngine
 from cclnet.deploy.export import check_images, export
 from cclnet.runs.folder import RunFolder
@@ -63,7 +62,8 @@ def test_soft_labels_are_taken_out_in_onnx_too(tmp_path: Path) -> None:
     images = check_images((32, 32), 9)
     np.testing.assert_allclose(onnx.run(images)[0], torch_.run(images)[0], atol=1e-5)
     assert onnx.info["done_by_the_file"] == ["normalise", "target", "temperature"]
-    assert "inverse of target" in onnx.info["output"] and "taken out" in (out / "README.md").read_text()
+    assert "inverse of target" in onnx.info["output"]
+    assert "removed from the probabilities" in (out / "README.md").read_text()
     told = json.loads((out / "model.json").read_text()) | {"target": None}
     (out / "model.json").write_text(json.dumps(told))
     with pytest.raises(InputError, match="target"):
@@ -136,7 +136,7 @@ def test_the_description_suffices(tmp_path: Path) -> None:
     calibration = json.loads((out / "calibration.json").read_text())
     assert calibration["temperature"]["value"] == 2.0 and "temperature" not in info
     assert info["preprocessing"][1].startswith("resize to a short side of 36 pixels, bicubic")
-    assert info["preprocessing"][2] == "cut out the centre, 32 x 32 (height x width)"
+    assert info["preprocessing"][2] == "crop the centre, 32 x 32 (height x width)"
     assert info["trained"]["data"] == "insects"  # without the place where it lay
     assert info["exported"]["checked"]["probability"] == 0.0
     assert all(len((out / name).read_text().splitlines()) < 250 for name in ("model.json", "calibration.json"))
@@ -160,8 +160,8 @@ def test_a_model_that_differs_is_not_kept(
     run = write_run(tmp_path / "run")
     before = sorted(path.name for path in run.iterdir())
     monkeypatch.setattr(exporting, "onnx_program", lambda *_: (sound_onnx / "model.onnx").read_bytes())
-    monkeypatch.setattr(selfcheck, "LARGEST", -1.0)
-    with pytest.raises(InputError, match=r"differs from PyTorch by .* It was not kept"):
+    monkeypatch.setattr(exporting, "MAX_DIFFERENCE", -1.0)
+    with pytest.raises(InputError, match=r"differs from PyTorch by .* It was discarded"):
         export(run, format)
     assert sorted(path.name for path in run.iterdir()) == before
 
@@ -175,14 +175,14 @@ def test_the_check_sees_a_difference(tmp_path: Path) -> None:
             probabilities, maps = (output.numpy() for output in shipped(torch.from_numpy(batch)))
         return [probabilities + shift, maps * scale]
 
-    assert selfcheck.check(shipped, images, run, "it").probability == 0
+    assert exporting.check(shipped, images, run, "it").probability == 0
     for odd in ({"shift": 2e-4}, {"scale": 1.01}, {"shift": float("nan")}):
         with pytest.raises(InputError, match="it differs from PyTorch"):
-            selfcheck.check(shipped, images, lambda batch, odd=odd: run(batch, **odd), "it")
+            exporting.check(shipped, images, lambda batch, odd=odd: run(batch, **odd), "it")
     with pytest.raises(InputError, match="it has 1 outputs instead of 2"):
-        selfcheck.check(shipped, images, lambda batch: run(batch)[:1], "it")
+        exporting.check(shipped, images, lambda batch: run(batch)[:1], "it")
     with pytest.raises(InputError, match="it differs from PyTorch by inf"):
-        selfcheck.check(shipped, images, lambda batch: [p[:1] for p in run(batch)], "it")
+        exporting.check(shipped, images, lambda batch: [p[:1] for p in run(batch)], "it")
 
 
 def test_a_model_json_of_another_model_is_refused(sound_onnx: Path, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
         export(tmp_path, "onnx")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").touch()
-    with pytest.raises(InputError, match=r"full is there already"):
+    with pytest.raises(InputError, match=r"full exists already"):
         export(run, "safetensors", tmp_path / "full")
     (tmp_path / "empty").mkdir()
     assert export(run, "safetensors", tmp_path / "empty") == tmp_path / "empty"
@@ -214,10 +214,8 @@ def test_the_command(tmp_path: Path) -> None:
         app, ["export", str(run), "--format", "safetensors", "--licence", "CC0", "--out", str(tmp_path / "out")]
     )
     assert done.exit_code == 0, done.output
-    assert (
-        "has not been evaluated" in done.stderr
-        and "model.safetensors, model.json, calibration.json, README.md" in done.stderr.replace("\n", " ")
-    )
+    assert "has not been evaluated" in done.stderr
+    assert "model.safetensors, model.json, calibration.json, README.md" in done.stderr
     assert "CC0" in (tmp_path / "out" / "README.md").read_text()
 
 

@@ -19,8 +19,8 @@ import cclnet
 from cclnet import InputError
 from cclnet.cli import app
 from cclnet.deploy import predict as predicting
-from cclnet.deploy.model import Model
 from cclnet.deploy.predict import gather, predict, write_csv
+from cclnet.deploy.predictor import Model
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.runs.predictions import read_predictions
 from cclnet.settings import make_settings
@@ -153,20 +153,20 @@ def test_labels_and_groups_are_found_as_in_training(
 ) -> None:
     (path,) = write_images(tmp_path, 1)
     (tmp_path / "list.csv").write_text(f"{header}\n{cells.format(path.name)}\n")
-    along = gather([tmp_path / "list.csv"]).along
-    assert along == {name: [value] for name, value in (("label", label), ("group", group)) if value is not None}
+    columns = gather([tmp_path / "list.csv"]).columns
+    assert columns == {name: [value] for name, value in (("label", label), ("group", group)) if value is not None}
 
 
 def test_a_row_without_a_label_has_none(tmp_path: Path) -> None:
     first, second = write_images(tmp_path, 2)
     for header, known, unknown in (("dx", "bee", ""), ("MEL,NV", "0,1", ",")):
         (tmp_path / "list.csv").write_text(f"image,{header}\n{first.name},{known}\n{second.name},{unknown}\n")
-        assert gather([tmp_path / "list.csv"]).along["label"] == [known if header == "dx" else "NV", ""]
+        assert gather([tmp_path / "list.csv"]).columns["label"] == [known if header == "dx" else "NV", ""]
 
 
 def test_drawn_images_with_several_labels(tmp_path: Path) -> None:
     inputs = gather(["synthetic-multilabel:images=8"])
-    assert len(inputs) == 8 and any("|" in label for label in inputs.along["label"])
+    assert len(inputs) == 8 and any("|" in label for label in inputs.columns["label"])
 
 
 def test_a_table_with_a_column_of_another_name(tmp_path: Path) -> None:

@@ -68,9 +68,12 @@ def test_a_page_opens(
     assert heard == [] or all(line.startswith("data:") for line in heard)
     text = page.inner_text("body")
     assert all(word in text for word in words)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width  # tables scroll in their own box
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     boxes = page.evaluate("[...document.querySelectorAll('.box')].map(b => b.getBoundingClientRect().right)")
     assert boxes and max(boxes) <= width
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    clipped = "[...document.querySelectorAll('.box')].filter(b => b.scrollWidth > b.clientWidth + 1).length"
+    assert page.evaluate(clipped) == 0  # all columns are in view
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert paper == ("rgb(20, 23, 28)" if scheme == "dark" else "rgb(255, 255, 255)")
     page.screenshot(path=str(tmp_path / f"{name}_{scheme}_{width}.png"), full_page=True)

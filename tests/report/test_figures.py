@@ -1,19 +1,41 @@
+"""Charts, matrix tables and the most frequent confusions."""
+
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 from fake_run import MakeRun
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
 
 from cclnet import build_method
 from cclnet.methods import METHODS, Classes, methods_for
-from cclnet.report.figures import Figure, kept_at, loss_terms, reliability, risk_coverage, training_curves
-from cclnet.report.html import read_run
+from cclnet.report.figures import (
+    Axis,
+    Chart,
+    Figure,
+    agreement_table,
+    confusion_table,
+    frequent_confusions,
+    kept_at,
+    loss_terms,
+    reliability,
+    risk_coverage,
+    soft_label_table,
+    training_curves,
+)
+from cclnet.runs.folder import RunFolder
 from cclnet.runs.scores import CalibrationStage, Estimate, ReliabilityBin, RiskPoint
 
 SIDE = CalibrationStage(
@@ -25,7 +47,7 @@ SIDE = CalibrationStage(
 
 
 def curves(run: Path, collapse: float | None = 0.55) -> dict[str, Figure]:
-    return {figure.title: figure for figure in training_curves(read_run(run).records, collapse)}
+    return {figure.title: figure for figure in training_curves(RunFolder(run).read_history(), collapse)}
 
 
 def words(figure: Figure) -> str:
@@ -37,8 +59,8 @@ def test_reliability_draws_a_dot_a_bin_with_the_area_of_its_share() -> None:
     dots = ElementTree.fromstring(figure.svg).findall("circle")
     areas = [(float(dot.get("r", 0)) - 2.5) ** 2 for dot in dots]
     assert areas[1] / areas[0] == pytest.approx(9, rel=0.05)
-    assert ["s2" in dot.get("class", "") for dot in dots] == [True, False]  # surer than right, then less sure
-    assert "5.0%" in figure.caption and "45% sure, 20% right, 10 images" in figure.svg
+    assert ["s2" in dot.get("class", "") for dot in dots] == [True, False]  # overconfident, then underconfident
+    assert "5.0%" in figure.caption and "confidence 45%, accuracy 20%, 10 images" in figure.svg
 
 
 def test_risk_coverage_draws_both_sides_and_reads_the_curve() -> None:
@@ -96,11 +118,164 @@ def test_no_record_gives_no_figure() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_terms_of_a_loss_are_those_that_it_is_the_sum_of(name: str) -> None:
-    """What a method tells of itself at the end of an epoch is no term."""
+def test_loss_terms_are_the_summands_of_the_loss(name: str) -> None:
+    """The diagnostics of a method at the end of an epoch are no terms."""
     method = build_method(name, Classes(3, 6, (20, 10, 5)))
     labels = torch.randint(2, (8, 3)) if name in methods_for(multilabel=True) else torch.arange(8) % 3
     loss = method(torch.randn(8, 6), torch.randn(8, 3), labels)
     terms = {term: float(value.detach()) for term, value in loss.terms.items()}
     record = {"epoch": 1, "loss": sum(terms.values()), **terms, **method.end_epoch()}
-    assert set(loss_terms([record])) in (set(terms), set())
+    assert loss_terms([record]) == (list(terms) if len(terms) > 1 else [])  # a single term is the loss itself
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), st.booleans())
+def test_an_axis_around_values_holds_them_all(values: list[float], zero: bool) -> None:
+    axis = Axis.around(values, "", zero=zero)
+    assert all(-1e-9 <= axis.position(v) <= 1 + 1e-9 for v in [*values, *([0.0] if zero else [])])
+    assert axis.high > axis.low
+
+
+def test_a_logarithmic_axis_puts_the_geometric_mean_in_the_middle() -> None:
+    assert Axis(0.001, 10.0, log=True).position(0.1) == pytest.approx(0.5)
+    assert [text for _, text in Axis(0.0005, 0.2, log=True).ticks()] == ["0.001", "0.01", "0.1"]
+
+
+def test_ticks_lie_inside_and_read_well() -> None:
+    assert Axis(0, 1, percent=True).ticks() == [
+        (0.0, "0%"), (pytest.approx(0.2), "20%"), (pytest.approx(0.4), "40%"), (pytest.approx(0.6), "60%"),
+        (pytest.approx(0.8), "80%"), (1.0, "100%"),
+    ]  # fmt: skip
+    assert "−2" in [text for _, text in Axis(-3, 3).ticks()]
+    assert Axis(0, 3, bare=True).ticks() == []
+    assert [text for _, text in Axis(0, 2, whole=True).ticks()] == ["0", "1", "2"]
+
+
+def test_values_that_no_axis_can_hold_are_left_out() -> None:
+    assert Axis.around([math.nan, 2.0, math.inf], "").position(2.0) == pytest.approx(0.5)
+    assert Axis.around([0.0, 0.1], "", log=True).low == pytest.approx(0.05)  # a rate that ends at zero
+    chart = Chart(Axis(0, 3), Axis(0.01, 1, log=True), "")
+    chart.line([(0, 0.1), (1, math.nan), (2, 0.0), (3, 1.0)], "s1")
+    points = chart.root.find("polyline").get("points").split()  # type: ignore[union-attr]
+    assert len(points) == 2
+
+
+def test_a_line_of_one_point_is_seen() -> None:
+    chart = Chart(Axis(0, 1), Axis(0, 1), "")
+    chart.line([(0.5, 0.5)], "s1")
+    assert len(chart.root.findall("circle")) == 1
+
+
+def test_marks_lie_where_their_values_are() -> None:
+    chart = Chart(Axis(0, 10), Axis(0, 1), "")
+    chart.dot(10, 1, "s1")
+    chart.dot(0, 0, "s1")
+    last, first = chart.root.findall("circle")
+    assert (float(last.get("cx", 0)), float(last.get("cy", 0))) == (chart.right, chart.top)
+    assert (float(first.get("cx", 0)), float(first.get("cy", 0))) == (chart.left, chart.bottom)
+
+
+def test_text_is_escaped_and_no_element_has_an_id() -> None:
+    chart = Chart(Axis(0, 1, '<script>"x"'), Axis(0, 1, "a & b"), 'alt "<b>"')
+    chart.dot(0.5, 0.5, "s1", title="<img src=x>")
+    chart.level(0.5, "<i>")
+    chart.moment(0.2, "<u>")
+    markup = str(chart.markup())
+    assert not re.search(r"<(script|img|i|u|b)\b", markup) and " id=" not in markup
+    parsed = ElementTree.fromstring(markup)
+    assert parsed.get("aria-label") == 'alt "<b>"' and parsed.get("role") == "img"
+    assert '<script>"x"' in [element.text for element in parsed.iter("text")]
+
+
+def test_confusions_show_counts_shares_and_colour() -> None:
+    table = confusion_table([[1500, 500], [1, 3]], ["A", "B"])
+    (hit, miss), (rare_miss, _) = table.rows
+    assert (hit.text, hit.small, hit.kind, hit.strength) == ("1,500", "75%", "hit", 0.75)
+    assert (miss.text, miss.small, miss.kind, miss.strength) == ("500", "25%", "miss", 0.5)
+    assert rare_miss.strength == miss.strength  # the colour knows the share alone
+    assert miss.title == "A classified as B: 500 (25.0%)"
+
+
+def test_a_class_without_images_is_blank() -> None:
+    table = confusion_table([[0, 0], [1, 3]], ["A", "B"])
+    assert [cell.strength for cell in table.rows[0]] == [0.0, 0.0]
+    assert [cell.small for cell in table.rows[0]] == ["", ""]
+
+
+def test_soft_labels_span_the_colours_off_the_diagonal() -> None:
+    table = soft_label_table([[0.6, 0.1, 0.3], [0.2, 0.6, 0.2], [0.3, 0.2, 0.5]], ["A", "B", "C"])
+    assert [cell.strength for cell in table.rows[0]] == pytest.approx([0, 0, 1])
+    assert [cell.kind for cell in table.rows[1]] == ["hit", "diagonal", "hit"]
+    assert table.rows[0][2].text == "0.30"
+
+
+def test_uniform_soft_labels_have_one_colour() -> None:
+    table = soft_label_table([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]], ["A", "B", "C"])
+    assert {cell.strength for row in table.rows for cell in row if cell.kind == "hit"} == {0.5}
+
+
+def test_many_classes_become_a_picture_with_one_pixel_a_pair() -> None:
+    counts = np.ones((50, 50), int) + 99 * np.eye(50, dtype=int)
+    for table in (confusion_table(counts.tolist(), [str(k) for k in range(50)]),
+                  soft_label_table((counts / counts.sum(axis=1)).tolist(), [str(k) for k in range(50)])):  # fmt: skip
+        assert table.rows == ()
+        picture = Image.open(io.BytesIO(base64.b64decode(table.picture.removeprefix("data:image/png;base64,"))))
+        assert picture.size == (50, 50) and picture.mode == "RGBA"
+    alpha = np.asarray(picture)[..., 3]
+    assert (np.diagonal(alpha) == 0).all() and (alpha[~np.eye(50, dtype=bool)] > 0).all()
+
+
+def test_agreement_tells_contradiction_from_agreement_and_unknown() -> None:
+    table = agreement_table([[1, -0.5, None], [-0.5, 1, 0.9], [None, 0.9, 1]], ["a", "b", "c"])
+    assert [(cell.text, cell.kind) for cell in table.rows[0]][:2] == [("1.00", "diagonal"), ("−0.50", "miss")]
+    assert (table.rows[0][2].text, table.rows[0][2].strength) == ("–", 0.0)
+    assert (table.rows[1][2].kind, table.rows[1][2].strength) == ("hit", 0.9)
+
+
+CLASSES = ["A", "B", "C", "D"]
+# Half of D is classified as A and a tenth of A as D; a fifth of B as C.
+CONFUSION = [[90, 0, 0, 10], [0, 8, 2, 0], [0, 0, 10, 0], [2, 0, 0, 2]]
+
+
+def matrix(alike: tuple[int, int]) -> list[list[float]]:
+    weights = np.full((4, 4), 0.1)
+    np.fill_diagonal(weights, 0.7)
+    weights[alike] = weights[alike[::-1]] = 0.2
+    return weights.tolist()
+
+
+def test_pairs_are_ordered_by_the_share_of_their_images() -> None:
+    first, second = frequent_confusions(CONFUSION, CLASSES, None).pairs
+    assert (first.a, first.b, first.a_as_b, first.b_as_a, first.share) == ("A", "D", 10, 2, (0.1 + 0.5) / 2)
+    assert (second.a, second.b, second.share) == ("B", "C", 0.1)
+    assert first.rank is None and not first.predicted
+
+
+def test_the_matrix_is_credited_with_what_it_had_among_its_most_alike() -> None:
+    found = frequent_confusions(CONFUSION, CLASSES, matrix((0, 3)), most=1)
+    assert found.pairs[0].rank == 1 and found.pairs[0].predicted
+    assert "1 is among the 1 most similar pair of the soft labels, out of 6 pairs" in found.in_words
+    assert "Chance alone would give 0.2" in found.in_words  # 1 · 1 / 6
+    missed = frequent_confusions(CONFUSION, CLASSES, matrix((1, 2)), most=1)
+    assert missed.pairs[0].rank == 6 and not missed.pairs[0].predicted  # equal with four others
+    assert ", 0 are among" in missed.in_words
+
+
+def test_uniform_label_smoothing_predicts_nothing() -> None:
+    found = frequent_confusions(CONFUSION, CLASSES, np.full((4, 4), 0.25).tolist())
+    assert [pair.predicted for pair in found.pairs] == [False, False]
+
+
+def test_at_most_a_third_of_the_pairs_is_shown() -> None:
+    everything = np.ones((7, 7), int).tolist()
+    found = frequent_confusions(everything, list("ABCDEFG"), np.full((7, 7), 1 / 7).tolist())
+    assert len(found.pairs) == 7 and "Chance alone would give 2.3" in found.in_words  # 7 · 7 / 21
+
+
+def test_a_class_without_images_leaves_the_other_direction() -> None:
+    pair = frequent_confusions([[0, 0], [1, 3]], ["A", "B"], None).pairs[0]
+    assert (pair.a_as_b, pair.b_as_a, pair.share) == (0, 1, 0.25)
+
+
+def test_a_perfect_model_confuses_nothing() -> None:
+    found = frequent_confusions(np.diag([5, 5, 5]).tolist(), ["A", "B", "C"], None)
+    assert found.pairs == () and found.in_words == "No two classes were confused."

@@ -90,7 +90,7 @@ def test_shipped_weights_give_the_predictions(tmp_path: Path) -> None:
 
 
 def test_a_transformer_is_made_for_the_size_of_the_images(tmp_path: Path) -> None:
-    from cclnet.deploy.model import load
+    from cclnet.deploy.predictor import load
 
     path = run(tmp_path, backbone="test_vit", augment={"crop": 32}, epochs=1)  # patches of 16 px, made for 160 px
     assert load_file(path / "model.safetensors")["pos_embed"].shape[1] <= 5

@@ -1,1 +1,1 @@
-"""From a run to something people use: load, predict, explain, export, serve."""
+"""Use of trained models: load, predict, explain, export, serve."""

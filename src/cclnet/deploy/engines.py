@@ -1,4 +1,6 @@
-"""What runs the network: PyTorch, or ONNX Runtime, which needs no torch. Both take uint8 and give probabilities."""
+"""Preparation of images, and the engines that run the network: PyTorch, and ONNX Runtime, which needs no torch.
+
+Both take uint8 images and return probabilities."""
 
 from __future__ import annotations
 
@@ -15,17 +17,24 @@ from cclnet.data.image_io import MAX_PIXELS, grey_to_rgb, read_resized, rgb_of, 
 from cclnet.data.parallel import available_cores
 from cclnet.errors import InputError, unknown
 
-# An image as the network sees it in testing: upright, at the short side of the run, its centre. Without torch.
-
+if TYPE_CHECKING:
+    from cclnet.deploy.shipped import Shipped
+    from cclnet.runs.model import ModelDescription
 
 Pixels = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float64]
+Maps = npt.NDArray[np.float32]
+
+# The key "location" in an ONNX file: the path of another file that contains the weights of a tensor. Tag 1, length 8,
+# also in the longer encodings that protobuf accepts. JSON has no such bytes, so no class name matches.
+_EXTERNAL_WEIGHTS = re.compile(rb"(?:\x0a|\x8a\x80*\x00)(?:\x08|\x88\x80*\x00)location")
 
 
 def prepare(image: Any, short_side: int, crop: tuple[int, int], max_pixels: int = MAX_PIXELS) -> Pixels:
     """uint8 [crop height, crop width, 3] of a path, the bytes of a file, a Pillow image, or uint8 [H, W(, 1 or 3)].
 
-    A file gives the pixels that the run was tested on, bit for bit. (Of a Pillow image that was opened from a large
-    JPEG they differ by about a level: files are shrunk while they are decoded.)
+    A file gives exactly the pixels of the run's evaluation: upright, resized to the short side, its centre. A Pillow
+    image opened from a large JPEG differs by about one level, because files are scaled down while they are decoded.
     """
     if isinstance(image, (str, Path, bytes)):
         return central(read_resized(image, short_side, max_pixels), crop)
@@ -34,7 +43,7 @@ def prepare(image: Any, short_side: int, crop: tuple[int, int], max_pixels: int 
 
 
 def central(pixels: Pixels, crop: tuple[int, int]) -> Pixels:
-    """The window in the middle, where the tests of a run cut it.
+    """The central crop, as in the evaluation of a run.
 
     >>> central(np.arange(5, dtype=np.uint8)[:, None, None].repeat(3, 2), (2, 1))[:, 0, 0].tolist()
     [2, 3]
@@ -49,48 +58,30 @@ def _checked(image: Any) -> Pixels:
     grey = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 1)
     if array.dtype != np.uint8 or array.size == 0 or not (grey or (array.ndim == 3 and array.shape[2] == 3)):
         raise InputError(
-            "an image is a path, the bytes of a file, a Pillow image, or uint8 [H, W] or [H, W, 1 or 3] with 0 black "
-            f"and 255 white; got {type(image).__name__} {array.dtype} {list(array.shape)}."
+            "an image is a path, the bytes of a file, a Pillow image, or uint8 [H, W] or [H, W, 1 or 3] (0 is black, "
+            f"255 white); got {type(image).__name__} {array.dtype} {list(array.shape)}."
         )
     return grey_to_rgb(array.reshape(array.shape[:2])) if grey else array
 
 
-if TYPE_CHECKING:
-    from cclnet.deploy.shipped import Shipped
-    from cclnet.runs.model import ModelDescription
-
-Floats = npt.NDArray[np.float64]
-Maps = npt.NDArray[np.float32]
-Batch = npt.NDArray[np.uint8]
-
-
-# How ONNX writes the key "location" of the path of a file that holds the numbers of a tensor: tag 1, length 8, in any
-# of the longer forms that protobuf reads as well. JSON has no such bytes, so no name of a class is taken for it.
-_ELSEWHERE = re.compile(rb"(?:\x0a|\x8a\x80*\x00)(?:\x08|\x88\x80*\x00)location")
-
-
 class Engine(Protocol):
-    """``run`` gives probabilities [N, K], and the raw map of each image's top class, [N, h', w'], where asked for."""
+    """``run`` returns probabilities [N, K] and, with ``maps``, the raw map of each image's top class, [N, h', w']."""
 
     name: str
     device: str
 
-    def run(self, batch: Batch, maps: bool) -> tuple[Floats, Maps | None]: ...
+    def run(self, batch: Pixels, maps: bool) -> tuple[Floats, Maps | None]: ...
 
 
 class OnnxEngine:
-    """An exported model.onnx in ONNX Runtime, from its file or its content."""
+    """An exported model.onnx in ONNX Runtime, from its path or its content."""
 
     name = "onnx"
 
     def __init__(
-        self,
-        model: Path | bytes,
-        description: ModelDescription,
-        temperature: float | None = None,
-        device: str = "auto",
-        threads: int | None = None,
-    ) -> None:
+        self, model: Path | bytes, description: ModelDescription, temperature: float | None = None,
+        device: str = "auto", threads: int | None = None,
+    ) -> None:  # fmt: skip
         try:
             import onnxruntime
         except ImportError as error:
@@ -98,51 +89,45 @@ class OnnxEngine:
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = threads or available_cores()
         settings.log_severity_level = 3
-        # Threads that wait for work give their core to others: those decode the next images.
+        # Idle threads must not spin: the cores are needed to decode the next images.
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         providers = _providers(device, onnxruntime.get_available_providers())
         self.device = "cuda" if providers[0].startswith("CUDA") else "cpu"
-        content = model.read_bytes() if isinstance(model, Path) else model
-        if _ELSEWHERE.search(content):  # before ONNX Runtime could read any of them
-            raise InputError(f"{_name(model)} is refused: it keeps weights in other files, which cclnet never writes.")
+        name, content = (model, model.read_bytes()) if isinstance(model, Path) else ("the model", model)
+        if _EXTERNAL_WEIGHTS.search(content):  # before ONNX Runtime could read any of them
+            raise InputError(f"{name} is refused: it keeps weights in other files, which cclnet never writes.")
         try:
             self.session = onnxruntime.InferenceSession(content, settings, providers=providers)
-        except Exception as error:  # onnxruntime raises a dozen kinds without a base of their own
-            raise InputError(f"{_name(model)} is not an ONNX model that can be run: {error}") from error
+        except Exception as error:  # onnxruntime's errors have no common base class
+            raise InputError(f"{name} is not an ONNX model that can be run: {error}") from error
         self.outputs = [output.name for output in self.session.get_outputs()]
         inputs = self.session.get_inputs()
         if len(inputs) != 1 or inputs[0].type != "tensor(uint8)" or self.outputs[0] != "probabilities":
             raise InputError(
-                f"{_name(model)} was not exported by cclnet: one input of uint8 images and an output 'probabilities' "
-                f"are expected, got {[i.type for i in inputs]} and {self.outputs}."
+                f"{name} was not exported by cclnet: one input of uint8 images and an output 'probabilities' are "
+                f"expected, got {[i.type for i in inputs]} and {self.outputs}."
             )
         self.input = inputs[0].name
-        self._refuse_other(model, description.baked_in(temperature))
-
-    def _refuse_other(self, model: Path | bytes, described: dict[str, Any]) -> None:
-        """The file must be the one that model.json and calibration.json describe: what is part of the program cannot
-        be changed beside it."""
-        told = self.session.get_modelmeta().custom_metadata_map.get("cclnet", "{}")
-        baked_in = json.loads(told)
-        wrong = [name for name, value in described.items() if baked_in.get(name) != value]
+        # Values that are part of the program cannot be changed in model.json or calibration.json alone.
+        baked_in = json.loads(self.session.get_modelmeta().custom_metadata_map.get("cclnet", "{}"))
+        wrong = [key for key, value in description.baked_in(temperature).items() if baked_in.get(key) != value]
         if wrong:
             raise InputError(
-                f"{_name(model)} is refused: it is not the model that the files beside it describe, whose "
-                f"{', '.join(wrong)} differ. Export the two together again."
+                f"{name} is refused: it is not the model that the files beside it describe, whose {', '.join(wrong)} "
+                "differ. Export them together again."
             )
 
-    def run_all(self, batch: Batch) -> list[Maps]:
-        """Every output: probabilities [N, K], and maps of all classes, [N, K, h', w'], where there are any."""
+    def run_all(self, batch: Pixels) -> list[Maps]:
+        """All outputs: probabilities [N, K], and maps of all classes, [N, K, h', w'], if there are any."""
         return self.session.run(self.outputs, {self.input: batch})
 
-    def run(self, batch: Batch, maps: bool) -> tuple[Floats, Maps | None]:
+    def run(self, batch: Pixels, maps: bool) -> tuple[Floats, Maps | None]:
         if maps and "maps" not in self.outputs:
             raise InputError("this ONNX model has no class activation maps: its network has none in closed form.")
-        # Only what is asked for: ONNX Runtime leaves out what nobody wants.
-        if not maps:
+        if not maps:  # ONNX Runtime does not compute outputs that are not requested
             return self.session.run(self.outputs[:1], {self.input: batch})[0].astype(np.float64), None
-        probabilities, of_all = self.run_all(batch)
-        return probabilities.astype(np.float64), of_all[np.arange(len(batch)), probabilities.argmax(axis=1)]
+        probabilities, class_maps = self.run_all(batch)
+        return probabilities.astype(np.float64), class_maps[np.arange(len(batch)), probabilities.argmax(axis=1)]
 
 
 class TorchEngine:
@@ -154,7 +139,7 @@ class TorchEngine:
         self.device = torch_device(device)
         self.shipped = shipped.to(self.device)
 
-    def run(self, batch: Batch, maps: bool) -> tuple[Floats, Maps | None]:
+    def run(self, batch: Pixels, maps: bool) -> tuple[Floats, Maps | None]:
         import torch
 
         from cclnet.deploy.shipped import grad_cam
@@ -174,7 +159,7 @@ class TorchEngine:
 
 
 def torch_device(device: str) -> str:
-    """A device by name; "auto" is the GPU where there is one."""
+    """A device by name; "auto" is the GPU if there is one."""
     import torch
 
     if device == "auto":
@@ -194,7 +179,3 @@ def _providers(device: str, available: list[str]) -> list[str]:
     if "CUDAExecutionProvider" not in available:
         raise InputError("this onnxruntime has no CUDA: install onnxruntime-gpu, or use the torch engine on the GPU.")
     return ["CUDAExecutionProvider", "CPUExecutionProvider"]
-
-
-def _name(model: Path | bytes) -> Any:
-    return model if isinstance(model, Path) else "the model"

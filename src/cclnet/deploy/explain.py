@@ -1,29 +1,20 @@
-"""Where the network looked: class activation maps, as arrays in 0..1 and laid over the image.
-
-Closed form where the network averages its last feature map and classifies linearly (``Shipped.evidence``); Grad-CAM by
-captum elsewhere (the extra ``explain``). Where both apply they are the same up to the number of places.
-"""
+"""Heat maps: class activation maps as arrays in 0..1, and as overlays on the image. Computed by ``engines``."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-if TYPE_CHECKING:
-    pass
-
 Heat = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]
 
-# From violet over green to yellow, ever brighter, so that all eyes can tell them apart; and far from the reds of skin.
+# From violet over green to yellow with rising brightness: readable for colour-blind people, and unlike skin.
 _COLOURS = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], np.float32)
 
 
 def heat_of(maps: npt.NDArray[np.floating]) -> Heat:
-    """What speaks for the class, in 0..1: maps [N, h, w] without what speaks against it, each by its largest.
+    """Positive evidence for the class in 0..1: maps [N, h, w] without negative values, each divided by its maximum.
 
     >>> heat_of(np.array([[[-1.0, 2.0, 4.0]]])).tolist()
     [[[0.0, 0.5, 1.0]]]
@@ -34,16 +25,16 @@ def heat_of(maps: npt.NDArray[np.floating]) -> Heat:
 
 
 def enlarge(heat: Heat, size: tuple[int, int]) -> Heat:
-    """A map [h', w'] at the size [h, w] of the image, bilinear."""
+    """A map [h', w'] resized to the size [h, w] of the image, bilinear."""
     larger = Image.fromarray(heat).resize((size[1], size[0]), Image.Resampling.BILINEAR)
     return np.clip(np.asarray(larger, np.float32), 0, 1)
 
 
 def overlay(pixels: Pixels, heat: Heat, strength: float = 0.55) -> Pixels:
-    """The image [h, w, 3] with its heat [h, w] on it: nothing is covered where the heat is zero."""
-    place = np.clip(heat, 0, 1) * (len(_COLOURS) - 1)
-    below = np.minimum(place.astype(np.intp), len(_COLOURS) - 2)
-    between = (place - below)[..., None]
+    """The image [h, w, 3] with its heat map [h, w] on it; where the heat is zero, the image is unchanged."""
+    position = np.clip(heat, 0, 1) * (len(_COLOURS) - 1)
+    below = np.minimum(position.astype(np.intp), len(_COLOURS) - 2)
+    between = (position - below)[..., None]
     colours = _COLOURS[below] * (1 - between) + _COLOURS[below + 1] * between
     cover = (strength * np.clip(heat, 0, 1))[..., None]
     return np.rint(pixels * (1 - cover) + colours * cover).astype(np.uint8)

@@ -1,4 +1,7 @@
-"""A run as files to ship: the network, how to prepare an image for it, a model card. Checked before they are kept."""
+"""Export of a run: the network in a file, how to prepare an image for it, and a model card.
+
+The exported model is compared with PyTorch before it is kept.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,128 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cclnet.deploy import abstain
 from cclnet.deploy.card import model_card
+from cclnet.deploy.engines import OnnxEngine
 from cclnet.deploy.shipped import Shipped, read_shipped
 from cclnet.errors import InputError, first_line, unknown
+from cclnet.evaluation.decision import curve_of_run
 from cclnet.files import make_folder, write_whole
 from cclnet.functional import LEAST
 from cclnet.runs.folder import RunFolder
-from cclnet.runs.model import Calibration, ExportInfo, ModelDescription, write_model_file
+from cclnet.runs.model import ExportInfo, ModelDescription, write_model_file
 from cclnet.runs.provenance import package_versions
 
-# The shipped network as a program that needs none of its Python code: ONNX, or torch.export.
+Pixels = npt.NDArray[np.uint8]
+Run = Callable[[Pixels], Sequence[npt.NDArray[Any]]]
+
+FORMATS = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model.safetensors"}
+MAX_DIFFERENCE = 1e-4  # in probability
+MAX_MAP_DIFFERENCE = 1e-3  # relative to the largest value of a map
+
+
+def export(run: str | Path, format: str = "onnx", out: str | Path | None = None, licence: str = "") -> Path:
+    """Export the model of a run folder; returns the folder with the model, model.json, README.md (the model card) and,
+    if the run has them, calibration.json and soft_labels.csv.
+
+    If the exported model differs from PyTorch, or anything else fails, nothing is left.
+
+    Args:
+        format: "onnx", from a uint8 image to probabilities and maps, in ONNX Runtime and without cclnet; "torch", a
+            torch.export program (.pt2) of the same; "safetensors", the weights alone, for ``cclnet.load`` or timm.
+        out: a folder that does not exist or is empty. Default: ``export-FORMAT`` in the run folder.
+        licence: of the weights, for the card.
+    """
+    run = Path(run).expanduser()
+    if format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    files = RunFolder(run)
+    if not files.weights.is_file():
+        raise InputError(f"{run} holds no model.safetensors: give the folder of a finished run.")
+    out = run / f"export-{format}" if out is None else Path(out).expanduser().resolve()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise InputError(f"{out} exists already: choose another --out, or remove it first.")
+    description, calibration = files.read_model(), files.read_calibration()
+    temperature = calibration.temperature.value
+    shipped = read_shipped(files.weights, description, temperature)
+    make_folder(out.parent)
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+    make_folder(partial)
+    try:
+        path = partial / FORMATS[format]
+        if format == "onnx":
+            write_whole(path, onnx_program(shipped, description, temperature))
+            exported_run: Run = OnnxEngine(path, description, temperature, "cpu").run_all
+        elif format == "torch":
+            content, program = torch_program(shipped, description)
+            write_whole(path, content)
+            exported_run = _numpy_outputs(program)
+        else:
+            write_whole(path, files.weights.read_bytes())
+            exported_run = _numpy_outputs(read_shipped(path, description, temperature))
+        agreement = check(shipped, check_images(description.crop), exported_run, f"the exported {path.name}")
+        if files.find_predictions() is not None:
+            calibration = replace(calibration, abstention=curve_of_run(run, temperature))
+        exported, written = exported_description(description, shipped, format, agreement), RunFolder(partial)
+        write_model_file(written.model, exported)
+        written.write_calibration(calibration)
+        soft_labels = files.read_soft_labels(description.classes)
+        if soft_labels is not None:
+            written.write_soft_labels(description.classes, soft_labels)
+        write_whole(partial / "README.md", model_card(run, exported, calibration, licence))
+        if out.is_dir():
+            out.rmdir()
+        partial.rename(out)
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror or error}. Nothing was exported.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return out
+
+
+def _numpy_outputs(program: Callable[..., Any]) -> Run:
+    @torch.no_grad()
+    def run(batch: Pixels) -> list[Pixels]:
+        return [output.numpy() for output in program(torch.from_numpy(batch))]
+
+    return run
+
+
+def exported_description(
+    description: ModelDescription, shipped: Shipped, format: str, agreement: Agreement
+) -> ModelDescription:
+    """model.json of an export: that of the run, how to prepare an image, and the result of the check."""
+    height, width = description.crop
+    trained, target = description.trained, description.target
+    if trained.data is not None:  # the path is private
+        trained = replace(trained, data=Path(trained.data).name)
+    removed = ["target"] if target is not None else []
+    if description.multilabel:
+        output = "sigmoid of logits / temperature"
+    elif target is None:
+        output = "softmax of logits / temperature"
+    else:
+        output = (
+            "softmax of log(p) / temperature, p = softmax of logits times the inverse of target, at least "
+            f"{LEAST:g} each, normalised to sum to one"
+        )
+    export = ExportInfo(
+        format=format,
+        file=FORMATS[format],
+        preprocessing=(
+            "decode to RGB, 8 bits per channel, upright (EXIF orientation applied)",
+            f"resize to a short side of {description.short_side} pixels, bicubic with antialiasing, aspect ratio kept",
+            f"crop the centre, {height} x {width} (height x width)",
+            "normalise: (x / 255 - mean) / std, per channel",
+        ),
+        done_by_the_file=() if format == "safetensors" else ("normalise", *removed, "temperature"),
+        output=output,
+        label_threshold=0.5 if description.multilabel else None,
+        maps=shipped.maps,
+        checked=asdict(agreement),
+        versions=package_versions(["torch", "timm", *(["onnx", "onnxruntime"] if format == "onnx" else [])]),
+    )
+    return replace(description, trained=trained, export=export)
 
 
 def onnx_program(shipped: Shipped, description: ModelDescription, temperature: float | None = None) -> bytes:
@@ -59,7 +173,7 @@ def onnx_program(shipped: Shipped, description: ModelDescription, temperature: f
 def torch_program(shipped: Shipped, description: ModelDescription) -> tuple[bytes, Callable[..., Any]]:
     """The network as a torch.export program: the content of its file, and the program to call.
 
-    The example inputs, which torch would pickle, are left out: what remains is JSON and raw numbers.
+    The example inputs, which torch would pickle, are left out: the rest is JSON and raw numbers.
     """
     with _quietly(), _named_failure(description, "torch.export"), torch.no_grad():
         program = torch.export.export(
@@ -72,12 +186,12 @@ def torch_program(shipped: Shipped, description: ModelDescription) -> tuple[byte
 
 
 def _example(description: ModelDescription) -> torch.Tensor:
-    return torch.zeros((2, *description.crop, 3), dtype=torch.uint8)  # a batch of one would be taken as fixed
+    return torch.zeros((2, *description.crop, 3), dtype=torch.uint8)  # a batch of one would fix the batch size
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the exporters' notes to their own developers."""
+    """Silence the exporters, whose notes are for their developers."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -99,31 +213,18 @@ def _named_failure(description: ModelDescription, kind: str) -> Iterator[None]:
         raise InputError(f"{description.backbone} cannot be exported to {kind}: {first_line(error)}.") from error
 
 
-# Is an exported model the model? Held against PyTorch on images of every kind, one at a time and many at once.
-
-
-Pixels = npt.NDArray[np.uint8]
-Run = Callable[[Pixels], Sequence[npt.NDArray[Any]]]
-
-LARGEST = 1e-4  # difference in probability that is allowed
-LARGEST_OF_MAP = 1e-3  # of the largest value of a map
-
-
 @dataclass(frozen=True)
 class Agreement:
-    """The largest difference in probability, and in maps relative to their largest value, over so many images."""
+    """The largest difference in probability, and in maps relative to their largest value."""
 
     images: int
     batches: tuple[int, ...]
     probability: float
     map: float | None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def check_images(crop: tuple[int, int], count: int = 8) -> Pixels:
-    """Images unlike each other: black, white, noise, blobs of several colours and contrasts, [count, h, w, 3]."""
+    """Test images: black, white, noise, then blobs of random colours, [count, h, w, 3]."""
     generator = np.random.default_rng(0)
     height, width = crop
     y, x = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
@@ -138,8 +239,8 @@ def check_images(crop: tuple[int, int], count: int = 8) -> Pixels:
 
 
 def check(shipped: Shipped, images: Pixels, run: Run, what: str) -> Agreement:
-    """Hold the outputs of ``run`` (probabilities, and maps where there are any) against the network in PyTorch; refuse
-    a difference."""
+    """Compare the outputs of ``run`` (probabilities, and maps if any) with the network in PyTorch, for one image and
+    for all at once; a difference is an error."""
     batches = (images[:1], images)
     worst, worst_map = 0.0, 0.0
     for batch in batches:
@@ -147,15 +248,15 @@ def check(shipped: Shipped, images: Pixels, run: Run, what: str) -> Agreement:
             expected = [output.numpy() for output in shipped(torch.from_numpy(batch))]
         given = run(batch)
         if len(given) != len(expected):
-            raise InputError(f"{what} has {len(given)} outputs instead of {len(expected)}. It was not kept.")
+            raise InputError(f"{what} has {len(given)} outputs instead of {len(expected)}. It was discarded.")
         worst = max(worst, _largest(given[0], expected[0]))
         if shipped.maps:
             scale = max(float(np.abs(expected[1]).max()), 1e-12)
             worst_map = max(worst_map, _largest(given[1], expected[1]) / scale)
-    if not worst <= LARGEST or not worst_map <= LARGEST_OF_MAP:
+    if not worst <= MAX_DIFFERENCE or not worst_map <= MAX_MAP_DIFFERENCE:
         raise InputError(
-            f"{what} differs from PyTorch by {worst:.2g} in probability (at most {LARGEST:g} is allowed) and by "
-            f"{worst_map:.2g} of the largest value in its maps (at most {LARGEST_OF_MAP:g}). It was not kept."
+            f"{what} differs from PyTorch by {worst:.2g} in probability (at most {MAX_DIFFERENCE:g} is allowed) and by "
+            f"{worst_map:.2g} of the largest value in its maps (at most {MAX_MAP_DIFFERENCE:g}). It was discarded."
         )
     return Agreement(len(images), tuple(map(len, batches)), worst, worst_map if shipped.maps else None)
 
@@ -165,149 +266,3 @@ def _largest(given: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
     if given.shape != expected.shape or not np.isfinite(given).all():
         return float("inf")
     return float(np.abs(given.astype(np.float64) - expected).max())
-
-
-FORMATS = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model.safetensors"}
-
-
-def export(run: str | Path, format: str = "onnx", out: str | Path | None = None, licence: str = "") -> Path:
-    """Export the model of a run folder; returns the folder with the model, model.json, README.md (the model card) and,
-    where the run has them, calibration.json and soft_labels.csv.
-
-    The exported model is held against PyTorch before it is kept. If it differs, or anything else fails, nothing is
-    left.
-
-    Args:
-        format: "onnx", from a uint8 image to probabilities and maps, in ONNX Runtime and without cclnet; "torch", a
-            torch.export program (.pt2) of the same; "safetensors", the weights alone, for ``cclnet.load`` or timm.
-        out: a folder that is not there yet, or empty. Default: ``export-FORMAT`` in the run folder.
-        licence: of the weights, for the card.
-    """
-    run = Path(run).expanduser()
-    if format not in FORMATS:
-        raise unknown("format", format, FORMATS)
-    files = RunFolder(run)
-    if not files.weights.is_file():
-        raise InputError(f"{run} holds no model.safetensors: give the folder of a run that was trained to the end.")
-    out = run / f"export-{format}" if out is None else Path(out).expanduser().resolve()
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(f"{out} is there already: choose another --out, or remove it first.")
-    description, calibration = files.read_model(), files.read_calibration()
-    temperature = calibration.temperature.value
-    shipped = read_shipped(files.weights, description, temperature)
-    make_folder(out.parent)
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
-    make_folder(partial)
-    try:
-        agreement = _WRITERS[format](shipped, description, temperature, partial / FORMATS[format], files)
-        if files.find_predictions() is not None:
-            calibration = replace(calibration, abstention=abstain.curve_of_run(run, temperature))
-        exported = exported_description(description, shipped, format, agreement)
-        _write_beside(files, RunFolder(partial), exported, calibration, licence)
-        if out.is_dir():
-            out.rmdir()
-        partial.rename(out)
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror or error}. Nothing was exported.") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return out
-
-
-def _write_onnx(
-    shipped: Shipped, description: ModelDescription, temperature: float | None, path: Path, run: RunFolder
-) -> Agreement:
-    from cclnet.deploy.engines import OnnxEngine
-
-    write_whole(path, onnx_program(shipped, description, temperature))
-    engine = OnnxEngine(path, description, temperature, "cpu")
-    return check(shipped, check_images(description.crop), engine.run_all, "the ONNX model")
-
-
-def _write_torch(
-    shipped: Shipped, description: ModelDescription, temperature: float | None, path: Path, run: RunFolder
-) -> Agreement:
-    content, program = torch_program(shipped, description)
-    write_whole(path, content)
-
-    return check(shipped, check_images(description.crop), _outputs_of(program), "the torch program")
-
-
-def _write_safetensors(
-    shipped: Shipped, description: ModelDescription, temperature: float | None, path: Path, run: RunFolder
-) -> Agreement:
-    write_whole(path, run.weights.read_bytes())
-    copy = read_shipped(path, description, temperature)
-    return check(shipped, check_images(description.crop), _outputs_of(copy), "the copy")
-
-
-def _outputs_of(program: Callable[..., Any]) -> Run:
-    @torch.no_grad()
-    def run(batch: Pixels) -> list[Pixels]:
-        return [output.numpy() for output in program(torch.from_numpy(batch))]
-
-    return run
-
-
-_WRITERS: dict[str, Callable[[Shipped, ModelDescription, float | None, Path, RunFolder], Agreement]] = {
-    "onnx": _write_onnx,
-    "torch": _write_torch,
-    "safetensors": _write_safetensors,
-}
-
-
-def _write_beside(
-    run: RunFolder, out: RunFolder, description: ModelDescription, calibration: Calibration, licence: str
-) -> None:
-    """Write model.json, calibration.json, the soft labels and the model card."""
-    write_model_file(out.model, description)
-    out.write_calibration(calibration)
-    soft_labels = run.read_soft_labels(description.classes)
-    if soft_labels is not None:
-        out.write_soft_labels(description.classes, soft_labels)
-    write_whole(out.path / "README.md", model_card(run.path, description, calibration, licence))
-
-
-def exported_description(
-    description: ModelDescription, shipped: Shipped, format: str, agreement: Agreement
-) -> ModelDescription:
-    """model.json of an export: that of the run, how to prepare an image, and what was checked."""
-    height, width = description.crop
-    trained = description.trained
-    if trained.data is not None:  # the path is private
-        trained = replace(trained, data=Path(trained.data).name)
-    packages = ["torch", "timm", *(["onnx", "onnxruntime"] if format == "onnx" else [])]
-    export = ExportInfo(
-        format=format,
-        file=FORMATS[format],
-        preprocessing=(
-            "decode to RGB, 8 bits a channel, upright (EXIF orientation applied)",
-            f"resize to a short side of {description.short_side} pixels, bicubic with antialiasing, shape kept",
-            f"cut out the centre, {height} x {width} (height x width)",
-            "normalise: (x / 255 - mean) / std, by channel",
-        ),
-        done_by_the_file=_done_by_the_file(description) if format != "safetensors" else (),
-        output=_output_in_words(description),
-        label_threshold=0.5 if description.multilabel else None,
-        maps=shipped.maps,
-        checked=agreement.to_json(),
-        versions=package_versions(packages),
-    )
-    return replace(description, trained=trained, export=export)
-
-
-def _done_by_the_file(description: ModelDescription) -> tuple[str, ...]:
-    return ("normalise", *(["target"] if description.target is not None else []), "temperature")
-
-
-def _output_in_words(description: ModelDescription) -> str:
-    """Whoever takes the plain weights finds here what is to be done with them."""
-    if description.multilabel:
-        return "sigmoid of logits / temperature"
-    if description.target is None:
-        return "softmax of logits / temperature"
-    return (
-        "softmax of log(p) / temperature, p = softmax of logits times the inverse of target, "
-        f"at least {LEAST:g} each, made to sum to one"
-    )

@@ -1,4 +1,4 @@
-"""Predict thousands of images: decoded on all cores while the network runs; what cannot be read is listed."""
+"""Prediction of many images: they are decoded on all cores while the network runs; unreadable ones are listed."""
 
 from __future__ import annotations
 
@@ -24,41 +24,38 @@ from cclnet.data.sources.image_files import below, image_files, locate
 from cclnet.data.table import ImageTable
 from cclnet.deploy.engines import prepare, torch_device
 from cclnet.deploy.explain import overlay
-from cclnet.deploy.model import FILES, Model, Prediction, load
+from cclnet.deploy.predictor import FILES, Model, Prediction, load
 from cclnet.errors import InputError
 from cclnet.files import make_folder, write_whole
 from cclnet.runs.model import ModelDescription
 from cclnet.settings import DataOptions
 
-# The images to predict: files, folders, tables that name them, or any data set that comes as an array.
-
+Pixels = npt.NDArray[np.uint8]
 
 NAMED = ("medmnist", "synthetic", "synthetic-multilabel")  # data sets that open_data knows by name
+# Number of images on a CPU from which ONNX Runtime saves more time than the conversion of the network takes.
+WORTH_CONVERTING = 500
+# Number of images from which the faster resizing of torch saves more time than importing it takes.
+WORTH_TORCH = 300
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """N images by name.
-
-    Attributes:
-        images: a path for each, or one uint8 array [N, H, W(, 1 or 3)].
-        problems: what is wrong with those that need not be tried, by row.
-        along: further columns for the output, each of length N.
-    """
+    """N images to predict."""
 
     names: Sequence[str]
-    images: Sequence[Path] | npt.NDArray[np.uint8]
-    problems: dict[int, str] = field(default_factory=dict)
-    along: dict[str, list[str]] = field(default_factory=dict)
+    images: Sequence[Path] | Pixels  # N paths, or one uint8 array [N, H, W(, 1 or 3)]
+    problems: dict[int, str] = field(default_factory=dict)  # by row, for images that cannot be read
+    columns: dict[str, list[str]] = field(default_factory=dict)  # further columns of the output, each of length N
 
     def __len__(self) -> int:
         return len(self.names)
 
 
 def gather(places: Sequence[str | Path], image_column: str | None = None, image_folder: Path | None = None) -> Inputs:
-    """What ``places`` name: image files and folders of them, in any number; or one table (CSV, TSV, Parquet) with a
-    column of image names, which start from ``image_folder`` or from where the table lies; or one data set without files
-    (.npz, ``medmnist:NAME``, ``synthetic``, ``synthetic-multilabel``)."""
+    """The images in ``places``: any number of image files and folders; or one table (CSV, TSV, Parquet) with a column
+    of image names, relative to ``image_folder`` or to the folder of the table; or one data set without files (.npz,
+    ``medmnist:NAME``, ``synthetic``, ``synthetic-multilabel``)."""
     if not places:
         raise InputError("no images: give image files, a folder of them, or a table that names them.")
     if len(places) == 1:
@@ -72,7 +69,7 @@ def gather(places: Sequence[str | Path], image_column: str | None = None, image_
             files = image_files(place, follow_links=True)
             if not files:
                 raise InputError(f"{place} holds no image files ({', '.join(sorted(SUFFIXES))}).")
-            return Inputs([_written(below(place, file)) for file in files], [Path(file) for file in files])
+            return Inputs([_printable(below(place, file)) for file in files], [Path(file) for file in files])
     return _of_files(places)
 
 
@@ -88,19 +85,19 @@ def _of_files(places: Sequence[str | Path]) -> Inputs:
         ):
             odd.append(str(given))
         else:
-            files[place] = None  # one that is missing or no image at all is named in the output
+            files[place] = None  # a missing or broken file is listed in the output
     if odd:
         raise InputError(
-            f"neither an image nor a folder: {', '.join(odd[:8])}. A table, an .npz file or a named data set is given "
-            "alone; anything else must be there."
+            f"neither an image nor a folder: {', '.join(odd[:8])}. Give a table, an .npz file or a named data set "
+            "alone; files and folders must exist."
         )
     if not files:
         raise InputError(f"no image files in {', '.join(str(place) for place in places[:8])}.")
-    return Inputs([_written(str(file)) for file in files], list(files))
+    return Inputs([_printable(str(file)) for file in files], list(files))
 
 
-def _written(name: str) -> str:
-    """A name as it can be written down: some old archives hold names that are no text in any encoding."""
+def _printable(name: str) -> str:
+    """A name that can be written as UTF-8: names in old archives may not be valid text."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
@@ -119,60 +116,51 @@ def _of_table(sheet: Path, asked: str | None, folder: Path) -> Inputs:
             problems[row] = f"{len(found)} different files have this name: {', '.join(found[:3])}"
     if not names:
         raise InputError(f"{sheet} names no images: it has a header only.")
-    return Inputs(names, images, problems, _along(sheet, rows, column))
+    return Inputs(names, images, problems, _label_columns(sheet, rows, column))
 
 
-def _along(sheet: Path, rows: pd.DataFrame, image: str) -> dict[str, list[str]]:
-    """The labels and groups of a table, so that the predictions can be judged. They are found as training finds them;
-    which column the labels are in may be open here, for nothing is learned from them."""
+def _label_columns(sheet: Path, rows: pd.DataFrame, image: str) -> dict[str, list[str]]:
+    """The labels and groups of a table, for evaluation of the predictions. They are found as in training; a table whose
+    label column is ambiguous has none here, because prediction does not need labels."""
     known = [str(column) for column in rows.columns]
-    group, part = (manifest.find_column(sheet, known, None, usual) for usual in (manifest.GROUP, manifest.SPLIT))
-    along: dict[str, list[str]] = {}
+    group, split = (manifest.find_column(sheet, known, None, usual) for usual in (manifest.GROUP, manifest.SPLIT))
+    columns: dict[str, list[str]] = {}
     with contextlib.suppress(InputError):
-        asked = "label" if "label" in known else None  # whatever else may be one
-        found = manifest.find_label_columns(sheet, rows, asked, {image, group, part})
-        columns = manifest.Columns(image, found, group, part)
-        labels, classes, labelled = manifest.labels_of(sheet, rows, columns, DataOptions())
+        asked = "label" if "label" in known else None  # it wins over other candidates
+        found = manifest.find_label_columns(sheet, rows, asked, {image, group, split})
+        used = manifest.Columns(image, found, group, split)
+        labels, classes, labelled = manifest.labels_of(sheet, rows, used, DataOptions())
         if labelled.any():
             texts = _label_texts(labels, classes)
-            along["label"] = [text if told else "" for text, told in zip(texts, labelled, strict=True)]
+            columns["label"] = [text if known else "" for text, known in zip(texts, labelled, strict=True)]
     if group is not None:
-        along["group"] = rows[group].tolist()
-    return along
+        columns["group"] = rows[group].tolist()
+    return columns
 
 
 def _of_data_set(table: ImageTable) -> Inputs:
-    along = {"label": _label_texts(table.labels, table.classes)}
+    columns = {"label": _label_texts(table.labels, table.classes)}
     if table.groups is not None:
-        along["group"] = table.groups.tolist()
-    return Inputs(table.names, table.images, along=along)
+        columns["group"] = table.groups.tolist()
+    return Inputs(table.names, table.images, columns=columns)
 
 
 def _label_texts(labels: npt.NDArray[np.integer[Any]], classes: Sequence[str]) -> list[str]:
-    """Labels as predictions.csv has them, several of an image with a bar between them."""
+    """Labels as in predictions.csv: several labels of an image are joined by a bar."""
     names = np.array(classes, dtype=np.str_)
     return ["|".join(names[row == 1]) for row in labels] if labels.ndim == 2 else names[labels].tolist()
 
 
-Pixels = npt.NDArray[np.uint8]
-
-
-# Converting a network takes about as long as ONNX Runtime saves on this many images on a CPU.
-WORTH_CONVERTING = 500
-# Importing torch takes about as long as its faster resizing saves on this many images, where ONNX Runtime needs it not.
-WORTH_TORCH = 300
-
-
 def can_convert() -> bool:
-    """Whether all is installed that turns a run into an ONNX model and runs it."""
+    """Whether the packages are installed that convert a run to ONNX and run it."""
     return all(find_spec(name) is not None for name in ("onnx", "onnxscript", "onnxruntime"))
 
 
 def open_model(
     path: str | Path, images: int, device: str = "auto", engine: str = "auto", explain: bool = False
 ) -> Model:
-    """The model in the engine that will be done first: on a CPU many images are worth converting a run to ONNX for,
-    where what that takes is installed, and where the converted model can ``explain`` if that is asked for."""
+    """The model in the fastest engine: on a CPU, a run is converted to ONNX for many images, if the packages for it are
+    installed and, with ``explain``, if the converted model has maps."""
     folder = Path(path).expanduser()
     worth_it = engine == "auto" and images >= WORTH_CONVERTING and (folder / FILES["torch"]).is_file()
     if worth_it and can_convert() and torch_device(device) == "cpu":
@@ -184,15 +172,15 @@ def open_model(
 
 @dataclass(frozen=True)
 class Chunk:
-    """Prepared images of a few rows: pixels [n, h, w, 3] of those that could be read, and why the others could not."""
+    """Prepared images of some rows."""
 
     rows: list[int]
-    pixels: Pixels
-    problems: dict[int, str]
+    pixels: Pixels  # [n, h, w, 3] of the rows
+    problems: dict[int, str]  # why further rows could not be read
 
 
 def prepared(description: ModelDescription, inputs: Inputs, batch_size: int, workers: int) -> Iterator[Chunk]:
-    """All images in batches, prepared by ``workers`` processes while the batches before them are used."""
+    """All images in batches, prepared by ``workers`` processes ahead of their use."""
     short_side, crop, images = description.short_side, description.crop, inputs.images
 
     def prepare_rows(rows: list[int]) -> Chunk:
@@ -215,14 +203,14 @@ def prepared(description: ModelDescription, inputs: Inputs, batch_size: int, wor
         yield from in_order(prepare_rows, chunks, workers, prefetch=2 * workers)
     except BrokenProcessPool as error:
         raise InputError(
-            "a process that decodes images was killed, most likely because the memory was full. Run it again with "
-            "fewer workers (--workers)."
+            "a process that decodes images was killed, most likely because the memory was full. Try again with fewer "
+            "workers (--workers)."
         ) from error
 
 
 @dataclass
 class Predicted:
-    """The predictions of some inputs: one a row, None where the image could not be read, and then why."""
+    """The predictions of inputs: one per row, None where the image could not be read; ``problems`` says why."""
 
     inputs: Inputs
     predictions: list[Prediction | None]
@@ -243,13 +231,13 @@ def predict(
     workers: int | None = None,
     progress: bool = True,
 ) -> Predicted:
-    """Predict all inputs. Images that cannot be read are passed over and named with the reason.
+    """Predict all inputs. Unreadable images are skipped and listed with the reason.
 
     Args:
-        threshold: abstain where the model is less confident than this.
-        explain: a folder for an overlay (PNG) and the map of the most probable class (.npy, [h, w] in 0..1) an image.
-        batch_size: images that go through the network at once.
-        workers: processes that decode. Default: one for each core.
+        threshold: abstain where the model is less confident.
+        explain: folder for the overlays (PNG) and heat maps of the most probable classes (.npy, [h, w] in 0..1).
+        batch_size: images per forward pass.
+        workers: processes that decode images. Default: one per core.
     """
     found = Predicted(inputs, [None] * len(inputs), dict(inputs.problems))
     folder = None if explain is None else make_folder(explain)
@@ -257,8 +245,8 @@ def predict(
         for chunk in prepared(model.description, inputs, batch_size, workers or available_cores()):
             found.problems |= chunk.problems
             if len(chunk.rows):
-                said = model.describe(*model.run(chunk.pixels, explain is not None), threshold)
-                for row, pixels, prediction in zip(chunk.rows, chunk.pixels, said, strict=True):
+                predictions = model.describe(*model.run(chunk.pixels, explain is not None), threshold)
+                for row, pixels, prediction in zip(chunk.rows, chunk.pixels, predictions, strict=True):
                     if folder is not None:
                         found.overlays[row] = _write_heat(folder, row, inputs.names[row], pixels, prediction)
                     found.predictions[row] = prediction
@@ -267,7 +255,7 @@ def predict(
 
 
 def _write_heat(folder: Path, row: int, name: str, pixels: Pixels, prediction: Prediction) -> str:
-    """Write overlay and map; names begin with the row, so that two images of one name do not meet."""
+    """Write overlay and heat map; their names begin with the row, because names of images may repeat."""
     heat = prediction.heat
     assert heat is not None
     plain = re.sub(r"[^\w.-]+", "_", Path(name).stem)[:80]
@@ -278,22 +266,22 @@ def _write_heat(folder: Path, row: int, name: str, pixels: Pixels, prediction: P
 
 
 def write_csv(path: Path, model: Model, found: Predicted) -> None:
-    """One row an image, in the order given: ``image``; ``label`` and ``group`` where a table told them; ``prediction``,
-    ``confidence``, ``abstain`` (where asked for), ``top`` and ``similar`` (name=share, strongest first), ``overlay``
-    (where asked for), ``problem`` (why it could not be read), then ``p_<class>`` for each class."""
-    said = found.predictions
-    columns: dict[str, Any] = {"image": list(found.inputs.names), **found.inputs.along}
-    columns["prediction"] = [p.label if p else "" for p in said]
-    columns["confidence"] = [p.confidence if p else np.nan for p in said]
-    if any(p is not None and p.abstain is not None for p in said):
-        columns["abstain"] = ["" if p is None else "yes" if p.abstain else "no" for p in said]
-    columns["top"] = [_listed(p.top()) if p else "" for p in said]
-    columns["similar"] = [_listed(p.similar) if p else "" for p in said]
+    """Write one row per image in the given order: ``image``; ``label`` and ``group`` if known; ``prediction``,
+    ``confidence``, ``abstain`` (with a threshold), ``top`` and ``similar`` (name=share, largest first), ``overlay``
+    (with heat maps), ``problem`` (why it could not be read), then ``p_<class>`` for each class."""
+    predictions = found.predictions
+    columns: dict[str, Any] = {"image": list(found.inputs.names), **found.inputs.columns}
+    columns["prediction"] = [p.label if p else "" for p in predictions]
+    columns["confidence"] = [p.confidence if p else np.nan for p in predictions]
+    if any(p is not None and p.abstain is not None for p in predictions):
+        columns["abstain"] = ["" if p is None else "yes" if p.abstain else "no" for p in predictions]
+    columns["top"] = [_listed(p.top()) if p else "" for p in predictions]
+    columns["similar"] = [_listed(p.similar) if p else "" for p in predictions]
     if found.overlays:
-        columns["overlay"] = [found.overlays.get(row, "") for row in range(len(said))]
-    columns["problem"] = [found.problems.get(row, "") for row in range(len(said))]
+        columns["overlay"] = [found.overlays.get(row, "") for row in range(len(predictions))]
+    columns["problem"] = [found.problems.get(row, "") for row in range(len(predictions))]
     unknown = np.full(len(model.classes), np.nan)
-    probabilities = np.stack([p.probabilities if p else unknown for p in said])
+    probabilities = np.stack([p.probabilities if p else unknown for p in predictions])
     columns |= {f"p_{name}": probabilities[:, k] for k, name in enumerate(model.classes)}
     write_whole(path, pd.DataFrame(columns).to_csv(index=False, float_format="%.9g", lineterminator="\n"))
 

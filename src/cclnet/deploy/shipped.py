@@ -1,4 +1,4 @@
-"""The network that is shipped: from a uint8 image to calibrated probabilities and the evidence for each class."""
+"""The network that is shipped: from a uint8 image to calibrated probabilities and class activation maps."""
 
 from __future__ import annotations
 
@@ -7,139 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cclnet.data.augment import normalise
 from cclnet.errors import InputError
 from cclnet.functional import inverse_of, unsoften_by
+from cclnet.network import TimmClassifier, image_size_settings
 from cclnet.runs.model import ModelDescription
 
-# Weights from a .safetensors file, which cannot carry code; nothing is built before their shapes are known to fit.
-
-
-def read_shipped(
-    path: Path, description: ModelDescription, temperature: float | None = None, maps: bool = True
-) -> Shipped:
-    """The network of model.json with the weights in ``path``; ``temperature`` None is 1."""
-    import torch
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import load_file
-
-    from cclnet.network import TimmClassifier, image_size_settings
-
-    refuse_pickle(path)
-    name, count = description.backbone, len(description.classes)
-    size = image_size_settings(name, description.crop)
-    try:
-        with safe_open(path, framework="pt") as file:
-            given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        with torch.device("meta"):  # shapes alone: a small file that claims a huge network costs no memory
-            empty = TimmClassifier(name, count, backbone_settings=size).shipped
-        shapes = {key: tuple(value.shape) for key, value in empty.state_dict().items()}
-        if given != shapes:
-            raise _does_not_fit(path, description, given, shapes)
-        model = TimmClassifier(name, count, backbone_settings=size).shipped
-        model.load_state_dict(load_file(path))
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is refused: it is not a whole .safetensors file ({error}).") from error
-    return Shipped(model, description, temperature, maps)
-
-
-def refuse_pickle(path: Path) -> None:
-    """Say what a file that is named as weights really is, where it is one that could run code when it is loaded."""
-    with path.open("rb") as file:
-        start = file.read(9)
-    # A .safetensors file begins with the length of its header, which may look like anything, then the header itself.
-    if start[8:] != b"{" and (start[:4] == b"PK\x03\x04" or start[:1] == b"\x80"):
-        raise InputError(
-            f"{path} is refused: whatever its name says, it is a pickle or a file of torch.save, which can run code "
-            "when it is loaded. Models are loaded from .safetensors and .onnx files alone."
-        )
-
-
-def _does_not_fit(
-    path: Path, description: ModelDescription, given: dict[str, tuple[int, ...]], shapes: dict[str, tuple[int, ...]]
-) -> InputError:
-    missing = [f"{name} {list(shape)}" for name, shape in shapes.items() if given.get(name) != shape]
-    unused = [f"{name} {list(shape)}" for name, shape in given.items() if shapes.get(name) != shape]
-    listed = [
-        ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") for names in (missing, unused)
-    ]
-    return InputError(
-        f"{path} is refused: it does not fit {description.backbone} with {len(description.classes)} classes, which "
-        f"model.json names. Expected: {listed[0] or 'nothing more'}; found instead: {listed[1] or 'nothing'}."
-    )
-
-
-# Grad-CAM by captum, for networks whose class activation maps have no closed form.
-
-
-def grad_cam(model: Any, features: Tensor, classes: Tensor) -> Tensor:
-    """Grad-CAM of one class an image at the network's last feature map, before clipping, [N, h', w'].
-
-    ``Σ_c α_c A_c`` with ``α_c`` the mean over places of ``∂z_k / ∂A_c``: where the network averages A and classifies
-    linearly this is the class activation map divided by the number of places.
-    """
-    try:
-        from captum.attr import LayerGradCam
-    except ImportError as error:
-        raise InputError(
-            "the maps of this network have no closed form, and Grad-CAM needs captum: pip install 'cclnet[explain]'"
-        ) from error
-    planes, back = _as_planes(model, features.detach())
-    end = _End(model, back)
-    with torch.enable_grad():
-        maps = LayerGradCam(end, end.planes).attribute(planes.requires_grad_(), target=classes)[:, 0].detach()
-    if not maps.any():
-        raise InputError(
-            f"{type(model).__name__} takes its decision from a class token, past its last feature map: there is no "
-            "class activation map to show. A backbone that averages its features has one."
-        )
-    return maps
-
-
-class _End(nn.Module):
-    """What follows the last feature map, as a function of it."""
-
-    def __init__(self, model: Any, back: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.planes = nn.Identity()
-        self.model, self.back = model, back
-
-    def forward(self, planes: Tensor) -> Tensor:
-        return self.model.forward_head(self.back(self.planes(planes)))
-
-
-def _as_planes(model: Any, features: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """A feature map as [N, C, h, w], and the way back to how the network lays it out."""
-    if features.dim() == 4 and features.shape[1] == model.num_features:
-        return features, lambda planes: planes
-    if features.dim() == 4:
-        return features.permute(0, 3, 1, 2), lambda planes: planes.permute(0, 2, 3, 1)
-    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
-    prefix = getattr(model, "num_prefix_tokens", 0)
-    if features.dim() != 3 or grid is None or features.shape[1] != prefix + grid[0] * grid[1]:
-        raise InputError(
-            f"{type(model).__name__} has no feature map of places to draw a map of: {list(features.shape)}."
-        )
-    first, places = features[:, :prefix], features[:, prefix:]
-    return (
-        places.transpose(1, 2).unflatten(2, grid),
-        lambda planes: torch.cat([first, planes.flatten(2).transpose(1, 2)], dim=1),
-    )
+Shapes = dict[str, tuple[int, ...]]
 
 
 class Shipped(nn.Module):
     """``shipped(uint8 [N, h, w, 3])`` → probabilities [N, K], and maps [N, K, h', w'] where they have a closed form.
 
-    A network that averages its last feature map A and classifies linearly gives the logit
-    ``z_k = b_k + mean_xy Σ_c W_kc A_c(x, y)``, so that ``M_k(x, y) = Σ_c W_kc A_c(x, y)`` says what each place adds to
-    it: its mean is the logit without its bias. That is the class activation map.
+    A network that averages its last feature map A and classifies linearly has the logit
+    ``z_k = b_k + mean_xy Σ_c W_kc A_c(x, y)``. Its class activation map ``M_k(x, y) = Σ_c W_kc A_c(x, y)`` is what each
+    position adds to the logit; the mean of the map is the logit without its bias.
     """
 
-    def __init__(
-        self, model: nn.Module, description: ModelDescription, temperature: float | None = None, maps: bool = True
-    ) -> None:
+    def __init__(self, model: nn.Module, description: ModelDescription, temperature: float | None = None) -> None:
         super().__init__()
         self.model: Any = model
         self.multilabel = description.multilabel
@@ -153,10 +42,10 @@ class Shipped(nn.Module):
         self.register_buffer("inverse", None if target is None else inverse_of(target), persistent=False)
         self.eval()
         self.layout = map_layout(self, description.crop)
-        self.maps = maps and self.layout is not None
+        self.maps = self.layout is not None
 
     def features(self, batch: Tensor) -> Tensor:
-        """The last feature map, as the network gives it."""
+        """The last feature map, in the layout of the network."""
         return self.model.forward_features(normalise(batch, self.mean, self.std))
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -179,20 +68,115 @@ class Shipped(nn.Module):
 
 @torch.no_grad()
 def map_layout(shipped: Shipped, crop: tuple[int, int]) -> str | None:
-    """ "NCHW" or "NHWC" where the logits are a linear function of the average of the last feature map, else None.
+    """ "NCHW" or "NHWC" where the logits are a linear function of the mean of the last feature map, else None.
 
-    Tried on an image instead of read off the architecture, for what stands between pooling and classifier (a norm, a
-    further layer) has many names.
+    Tested on an image, because what is between pooling and classifier (a norm, another layer) has many names.
     """
     linear = shipped.model.get_classifier()
-    device = shipped.mean.device
     noise = torch.randint(256, (1, *crop, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    features = shipped.features(noise.to(device))
+    features = shipped.features(noise.to(shipped.mean.device))
     if not isinstance(linear, nn.Linear) or features.dim() != 4:
         return None
     logits = shipped.model.forward_head(features)
-    for layout, places in (("NCHW", (2, 3)), ("NHWC", (1, 2))):
-        pooled = features.mean(dim=places)
+    for layout, positions in (("NCHW", (2, 3)), ("NHWC", (1, 2))):
+        pooled = features.mean(dim=positions)
         if pooled.shape[1] == linear.in_features and torch.allclose(linear(pooled), logits, rtol=1e-4, atol=1e-4):
             return layout
     return None
+
+
+def read_shipped(path: Path, description: ModelDescription, temperature: float | None = None) -> Shipped:
+    """The network of model.json with the weights in ``path``, a .safetensors file, which cannot contain code.
+
+    The network is built after its shapes were compared with those in the file, so that a small file that claims a huge
+    network costs no memory. ``temperature`` None is 1.
+    """
+    _refuse_pickle(path)
+    name, count = description.backbone, len(description.classes)
+    size = image_size_settings(name, description.crop)
+    try:
+        with safe_open(path, framework="pt") as file:
+            given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        with torch.device("meta"):  # shapes without memory
+            empty = TimmClassifier(name, count, backbone_settings=size).shipped
+        shapes = {key: tuple(value.shape) for key, value in empty.state_dict().items()}
+        if given != shapes:
+            raise InputError(
+                f"{path} is refused: it does not fit {name} with {count} classes, which model.json names. Expected: "
+                f"{_listed(shapes, given) or 'nothing more'}; found instead: {_listed(given, shapes) or 'nothing'}."
+            )
+        model = TimmClassifier(name, count, backbone_settings=size).shipped
+        model.load_state_dict(load_file(path))
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is refused: it is not a whole .safetensors file ({error}).") from error
+    return Shipped(model, description, temperature)
+
+
+def _refuse_pickle(path: Path) -> None:
+    with path.open("rb") as file:
+        start = file.read(9)
+    # A .safetensors file begins with the length of its header, any 8 bytes, then the header, which begins with "{".
+    if start[8:] != b"{" and (start[:4] == b"PK\x03\x04" or start[:1] == b"\x80"):
+        raise InputError(
+            f"{path} is refused: despite its name it is a pickle or a file of torch.save, which can run code when it "
+            "is loaded. Models are loaded only from .safetensors and .onnx files."
+        )
+
+
+def _listed(shapes: Shapes, other: Shapes) -> str:
+    """The first entries of ``shapes`` that ``other`` does not have."""
+    names = [f"{name} {list(shape)}" for name, shape in shapes.items() if other.get(name) != shape]
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+def grad_cam(model: Any, features: Tensor, classes: Tensor) -> Tensor:
+    """Grad-CAM (captum) of one class per image at the last feature map, before clipping, [N, h', w'].
+
+    ``Σ_c α_c A_c`` with ``α_c`` the mean over positions of ``∂z_k / ∂A_c``. Where the network averages A and classifies
+    linearly, this is the class activation map divided by the number of positions.
+    """
+    try:
+        from captum.attr import LayerGradCam
+    except ImportError as error:
+        raise InputError(
+            "the maps of this network have no closed form, and Grad-CAM needs captum: pip install 'cclnet[explain]'"
+        ) from error
+    planes, restore = _as_planes(model, features.detach())
+    head = _Head(model, restore)
+    with torch.enable_grad():
+        maps = LayerGradCam(head, head.planes).attribute(planes.requires_grad_(), target=classes)[:, 0].detach()
+    if not maps.any():
+        raise InputError(
+            f"{type(model).__name__} takes its decision from a class token and not from its last feature map, so it "
+            "has no class activation map. A backbone that averages its features has one."
+        )
+    return maps
+
+
+class _Head(nn.Module):
+    """The network after the last feature map, as a function of it."""
+
+    def __init__(self, model: Any, restore: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.planes = nn.Identity()
+        self.model, self.restore = model, restore
+
+    def forward(self, planes: Tensor) -> Tensor:
+        return self.model.forward_head(self.restore(self.planes(planes)))
+
+
+def _as_planes(model: Any, features: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """A feature map as [N, C, h, w], and the function that restores the layout of the network."""
+    if features.dim() == 4 and features.shape[1] == model.num_features:
+        return features, lambda planes: planes
+    if features.dim() == 4:
+        return features.permute(0, 3, 1, 2), lambda planes: planes.permute(0, 2, 3, 1)
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    prefix = getattr(model, "num_prefix_tokens", 0)
+    if features.dim() != 3 or grid is None or features.shape[1] != prefix + grid[0] * grid[1]:
+        raise InputError(f"{type(model).__name__} has no spatial feature map to explain: {list(features.shape)}.")
+    first, patches = features[:, :prefix], features[:, prefix:]
+    return (
+        patches.transpose(1, 2).unflatten(2, grid),
+        lambda planes: torch.cat([first, planes.flatten(2).transpose(1, 2)], dim=1),
+    )

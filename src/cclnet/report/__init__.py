@@ -1,4 +1,4 @@
-"""Reports that people like to read: one self-contained page a run, one a comparison."""
+"""Reports: one self-contained HTML page per run and per comparison, the same in Markdown, and the terminal output."""
 
 from cclnet.report.comparison import write_comparison
 from cclnet.report.html import write_report

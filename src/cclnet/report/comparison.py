@@ -1,46 +1,68 @@
-"""The report of a comparison: comparison.html, the same as comparison.md and comparison.json, and a table of scores."""
+"""The report of a comparison: comparison.html, .md and .json, and scores.md with one row per method."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from cclnet.evaluation.compare import (
-    ComparedMetric,
-    Comparison,
-    MethodScores,
-    MetricTest,
-    PairComparison,
-    SoftLabelAgreement,
-)
+from cclnet.evaluation.compare import ComparedMetric, Comparison, MethodScores, MetricTest, PairComparison
 from cclnet.evaluation.metrics import AFTER, calibration_metrics, find, headline_metrics
 from cclnet.files import make_folder, write_whole
-from cclnet.report.figures import Axis, Chart, Figure, HeatTable, agreement_table, soft_label_table
-from cclnet.report.html import evaluated_on, render
+from cclnet.report.figures import Axis, Chart, Figure, agreement_table, soft_label_table
+from cclnet.report.html import evaluated_on, render, sentences
 from cclnet.report.text import (
     NONE,
     difference_interval_text,
     difference_text,
     interval_text,
-    signed_text,
     value_text,
     with_interval,
 )
 from cclnet.runs.scores import Estimate
 
-ROW = 36  # height of a row, its label included
-SUMMARY = 3  # overall metrics of a task in scores.md; the terminal has one less
-MOST_MATRICES = 12  # shown side by side; the agreement is of all
+ROW = 36  # height of a row with its label
+SUMMARY = 3  # overall metrics of a task in scores.md; the terminal shows one less
+MAX_MATRICES = 12  # shown side by side; the agreement is that of all runs
+
+
+def write_comparison(out: str | Path, comparison: Comparison) -> Path:
+    """Write comparison.html, .md and .json, and scores.md into the folder ``out``; returns the path of the page."""
+    folder = make_folder(out)
+    content = comparison_content(comparison)
+    text = json.dumps(comparison.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+    write_whole(folder / "comparison.json", text + "\n")
+    write_whole(folder / "comparison.md", render("comparison.md", **content))
+    write_whole(folder / "scores.md", in_markdown(comparison))
+    write_whole(folder / "comparison.html", render("comparison.html", **content))
+    return folder / "comparison.html"
+
+
+def comparison_content(comparison: Comparison) -> dict[str, Any]:
+    """Everything that the two templates show."""
+    soft_labels = comparison.soft_labels
+    matrices = zip(soft_labels.runs, soft_labels.matrices, strict=True) if soft_labels else ()
+    return {
+        "comparison": comparison,
+        "names": [method.name for method in comparison.methods],
+        "evaluated_on": evaluated_on(comparison),
+        "difference_figures": [differences(pair, comparison.metrics) for pair in comparison.comparisons],
+        "seed_figures": [seed_points(comparison.methods, metric) for metric in comparison.metrics],
+        "agreement": agreement_table(soft_labels.agreement, soft_labels.runs) if soft_labels else None,
+        "agreement_sentences": sentences("agreement", soft_labels) if soft_labels else [],
+        "matrices": [(run, soft_label_table(m, comparison.classes)) for run, m in islice(matrices, MAX_MATRICES)],
+        "versions": list(comparison.versions.items()),
+    }
 
 
 def differences(pair: PairComparison, metrics: Sequence[ComparedMetric]) -> list[Figure]:
     """One row per metric: the difference in favour of the first method, so that right is always better. Metrics in
-    points share an axis; those in their own units have another."""
+    points share one chart, those in their own units another."""
     tested = [m for m in metrics if m.name in pair.metrics and pair.metrics[m.name].difference is not None]
     points = [m for m in tested if find(m.name).unit != "own"]
     own_units = [m for m in tested if find(m.name).unit == "own"]
@@ -52,43 +74,41 @@ def _differences(pair: PairComparison, metrics: Sequence[ComparedMetric], scale:
     signs = [scale if m.higher_is_better else -scale for m in metrics]
     ends = [sign * end for t, sign in zip(tests, signs, strict=True) for end in (t.difference, t.low, t.high)
             if end is not None]  # fmt: skip
+    titles = [find(m.name).title for m in metrics]
+    texts = [_difference_with_interval(test, m.name) for m, test in zip(metrics, tests, strict=True)]
+    listed = "; ".join(f"{title}: {text}" for title, text in zip(titles, texts, strict=True))
     unit = "points of 0.01" if scale == 100 else "own units"
-    words = [_words(test, m.name) for m, test in zip(metrics, tests, strict=True)]
-    listed = "; ".join(f"{find(m.name).title}: {text}" for m, text in zip(metrics, words, strict=True))
-    chart = Chart(
-        Axis.around(ends, f"← worse  ·  {unit}  ·  better →", zero=True), Axis(0, len(tests), bare=True),
-        f"Differences {pair.a} minus {pair.b}. {listed}.", height=64 + ROW * len(tests),
-    )  # fmt: skip
+    x, y = Axis.around(ends, f"← worse  ·  {unit}  ·  better →", zero=True), Axis(0, len(tests), bare=True)
+    chart = Chart(x, y, f"Differences {pair.a} minus {pair.b}. {listed}.", height=64 + ROW * len(tests))
     chart.segment((0, 0), (0, len(tests)), "zero")
-    for row, (metric, test, sign) in enumerate(zip(metrics, tests, signs, strict=True)):
-        y = len(tests) - row - 0.68
+    for row, (test, sign) in enumerate(zip(tests, signs, strict=True)):
+        height = len(tests) - row - 0.68
         style = "s1" if test.evidence else "s5"
         if test.low is not None and test.high is not None:
-            chart.segment((sign * test.low, y), (sign * test.high, y), f"whisker {style}")
+            chart.segment((sign * test.low, height), (sign * test.high, height), f"whisker {style}")
         if test.difference is not None:
-            chart.dot(sign * test.difference, y, style if test.evidence else f"{style} open", 5, words[row])
-        chart.row_label(y, find(metric.name).title)
+            chart.dot(sign * test.difference, height, style if test.evidence else f"{style} open", 5, texts[row])
+        chart.row_label(height, titles[row])
     title = "Differences in points" if scale == 100 else "Differences in other units"
-    caption = "Right of zero the first method is better, whichever way the score runs. Lines are 95% intervals."
+    caption = "Right of zero the first method is better, also in scores where lower is better. Lines are 95% intervals."
     return Figure(title, chart.markup(), caption, (("s1 patch", "evidence"), ("s5 open patch", "no evidence")))
 
 
-def _words(test: MetricTest, name: str) -> str:
+def _difference_with_interval(test: MetricTest, name: str) -> str:
     return f"{difference_text(test.difference, name)} {difference_interval_text(test, name)}".strip()
 
 
 def seed_points(methods: Sequence[MethodScores], metric: ComparedMetric) -> Figure:
-    """One row per method: every seed a ring, their mean a dot with its interval."""
+    """One row per method: a ring per seed, and a dot for their mean with its interval."""
     name, title = metric.name, find(metric.name).title
     scores = [method.scores[name] for method in methods]
     values = [v for s in scores for v in (*s.values, s.low, s.high, s.mean) if v is not None]
     listed = "; ".join(f"{m.name}: mean {with_interval(Estimate(s.mean, s.low, s.high), name)}, seeds "
                        f"{', '.join(value_text(v, name) for v in s.values)}"
                        for m, s in zip(methods, scores, strict=True))  # fmt: skip
-    way = "higher is better" if metric.higher_is_better else "lower is better"
-    x = Axis.around(values, way, percent=find(name).unit == "percent")
-    alt = f"{title} of every seed. {listed}."
-    chart = Chart(x, Axis(0, len(methods), bare=True), alt, height=64 + ROW * len(methods))
+    label = "higher is better" if metric.higher_is_better else "lower is better"
+    x, y_axis = Axis.around(values, label, percent=find(name).unit == "percent"), Axis(0, len(methods), bare=True)
+    chart = Chart(x, y_axis, f"{title} of every seed. {listed}.", height=64 + ROW * len(methods))
     for row, (method, found) in enumerate(zip(methods, scores, strict=True)):
         y = len(methods) - row - 0.68
         chart.row_label(y, method.name)
@@ -158,76 +178,5 @@ def _difference(comparison: Comparison, name: str) -> str:
     test = next((pair.metrics[primary] for pair in comparison.comparisons if pair.a == name), None)
     if test is None:
         return NONE
-    words = {"a": "better", "b": "worse", None: ""}[test.better]
-    texts = (difference_text(test.difference, primary), difference_interval_text(test, primary), words)
-    return " ".join(text for text in texts if text)
-
-
-def write_comparison(out: str | Path, comparison: Comparison) -> Path:
-    """Write comparison.html, .md and .json, and scores.md (one row per method); returns the path of the page.
-
-    Args:
-        out: the folder to write into, made if need be.
-        comparison: what ``cclnet.evaluation.compare.compare(runs)`` returned.
-    """
-    folder = make_folder(out)
-    content = comparison_content(comparison)
-    text = json.dumps(comparison.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(folder / "comparison.json", text + "\n")
-    write_whole(folder / "comparison.md", render("comparison.md", **content))
-    write_whole(folder / "scores.md", in_markdown(comparison))
-    write_whole(folder / "comparison.html", render("comparison.html", **content))
-    return folder / "comparison.html"
-
-
-def comparison_content(comparison: Comparison) -> dict[str, Any]:
-    """Everything the two templates show."""
-    soft_labels = comparison.soft_labels
-    matrices = _matrices(soft_labels, comparison.classes) if soft_labels else []
-    return {
-        "comparison": comparison,
-        "names": [method.name for method in comparison.methods],
-        "evaluated_on": evaluated_on(comparison),
-        "contents": _contents(comparison),
-        "difference_figures": [differences(pair, comparison.metrics) for pair in comparison.comparisons],
-        "seed_figures": [seed_points(comparison.methods, metric) for metric in comparison.metrics],
-        "agreement": agreement_table(soft_labels.agreement, soft_labels.runs) if soft_labels else None,
-        "agreement_words": _agreement_words(soft_labels) if soft_labels else "",
-        "matrices": matrices,
-        "matrices_note": _matrices_note(soft_labels, len(matrices)) if soft_labels else "",
-        "versions": list(comparison.versions.items()),
-    }
-
-
-def _contents(comparison: Comparison) -> list[tuple[str, str]]:
-    pairs = [(f"pair-{n}", f"{pair.a} against {pair.b}") for n, pair in enumerate(comparison.comparisons, start=1)]
-    learned = [("soft-labels", "Soft labels")] if comparison.soft_labels else []
-    return [
-        ("verdict", "Verdict"),
-        ("scores", "Scores"),
-        *pairs,
-        ("seeds", "Every run"),
-        *learned,
-        ("settings", "Versions"),
-    ]
-
-
-def _agreement_words(soft_labels: SoftLabelAgreement) -> str:
-    mean = soft_labels.mean_agreement
-    if mean is None:
-        return "Their agreement is undefined: the soft labels of at least one run are constant."
-    return (
-        f"On average the soft labels of two runs have a rank correlation of {signed_text(mean)}. Agreement does not "
-        "prove that visual similarity was learned: runs also agree when they all follow class frequency."
-    )
-
-
-def _matrices(soft_labels: SoftLabelAgreement, classes: Sequence[str]) -> list[tuple[str, HeatTable]]:
-    """The soft labels of the first runs that have some."""
-    pairs = zip(soft_labels.runs, soft_labels.matrices, strict=True)
-    return [(name, soft_label_table(matrix, classes)) for name, matrix in pairs][:MOST_MATRICES]
-
-
-def _matrices_note(soft_labels: SoftLabelAgreement, shown: int) -> str:
-    runs = len(soft_labels.runs)
-    return f"{shown} of {runs} matrices are shown." if shown < runs else ""
+    direction = {"a": " better", "b": " worse", None: ""}[test.better]
+    return _difference_with_interval(test, primary) + direction

@@ -18,7 +18,7 @@ from cclnet.report import write_report
 from cclnet.report.html import headline
 from cclnet.runs.scores import Scores, SoftLabelSummary
 
-WIDEST_MATRIX = 12  # classes; a wider matrix does not fit a terminal
+MAX_CLASSES = 12  # a wider matrix does not fit a terminal
 
 
 def print_summary(run: Path, console: Console | None = None) -> None:
@@ -32,9 +32,9 @@ def print_scores(scores: Scores, report: Path, console: Console | None = None) -
     console = console or Console()
     console.print(_scores_table(scores))
     if scores.soft_labels:
-        if len(scores.classes) <= WIDEST_MATRIX:
+        if len(scores.classes) <= MAX_CLASSES:
             console.print(_matrix_table(scores.classes, scores.soft_labels))
-        console.print(_soft_label_words(scores, scores.soft_labels), highlight=False)
+        console.print(_soft_label_line(scores, scores.soft_labels), highlight=False)
     _print_end(scores.warnings, report, console)
 
 
@@ -82,17 +82,17 @@ def _matrix_table(classes: Sequence[str], soft_labels: SoftLabelSummary) -> Tabl
     return table
 
 
-def _soft_label_words(scores: Scores, soft_labels: SoftLabelSummary) -> str:
-    words = f"softness {soft_labels.softness:.3f}"
+def _soft_label_line(scores: Scores, soft_labels: SoftLabelSummary) -> str:
+    line = f"softness {soft_labels.softness:.3f}"
     if soft_labels.collapse_softness is not None:
-        words += f", collapse point {soft_labels.collapse_softness:.3f}"
+        line += f", collapse point {soft_labels.collapse_softness:.3f}"
     data = (scores.model or {}).get("trained", {}).get("data", "")
     if data.partition(":")[0] == "synthetic":
         from cclnet.data.synthetic import known_similarity
 
         truth = agreement(soft_labels.matrix, known_similarity(len(scores.classes)))
         if not math.isnan(truth):  # undefined for constant soft labels
-            words += f", rank correlation with the known similarity {truth:.2f}"
+            line += f", rank correlation with the known similarity {truth:.2f}"
     if soft_labels.inverse_frequency_agreement is not None:
-        words += f", with inverse class frequency {soft_labels.inverse_frequency_agreement:.2f}"
-    return words
+        line += f", with inverse class frequency {soft_labels.inverse_frequency_agreement:.2f}"
+    return line

@@ -21,7 +21,7 @@ def value_text(value: float | None, name: str) -> str:
 
 
 def interval_text(number: Estimate | MeanScore, name: str) -> str:
-    """The interval of a number alone, in the unit of its score; empty where there is none.
+    """The interval in the unit of its score; empty where there is none.
 
     >>> interval_text(Estimate(0.5, 0.4, 0.6), "accuracy")
     '[40.0, 60.0]'

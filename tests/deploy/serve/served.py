@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fastapi import FastAPI
 from PIL import Image
 
-from cclnet.deploy.model import Model
+from cclnet.deploy.predictor import Model
 from cclnet.deploy.serve.app import create_app
 from cclnet.deploy.serve.limits import Limits
 from cclnet.deploy.serve.server import listen, make_server

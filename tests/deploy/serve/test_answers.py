@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from served import colour_model
 
-from cclnet.deploy.abstain import measure_curve
-from cclnet.deploy.model import Prediction
+from cclnet.deploy.predictor import Prediction
 from cclnet.deploy.serve.answers import explain_confidence, heat_location
+from cclnet.evaluation.decision import measure_curve
 
 
 def predicted(*p: float, multilabel: bool = False) -> Prediction:

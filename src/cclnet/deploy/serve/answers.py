@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from cclnet import __version__
 from cclnet.data.image_io import FORMATS
 from cclnet.deploy.explain import enlarge
-from cclnet.deploy.model import Model, Prediction
+from cclnet.deploy.predictor import Model, Prediction
 from cclnet.deploy.serve.decoding import Upload
 from cclnet.deploy.serve.limits import Limits
 from cclnet.runs.folder import RunFolder

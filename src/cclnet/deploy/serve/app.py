@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cclnet import __version__
-from cclnet.deploy.model import Model
+from cclnet.deploy.predictor import Model
 from cclnet.deploy.serve.answers import NOTICE, Answer, Examples, ModelInfo, Reason, Status, model_info
 from cclnet.deploy.serve.decoding import FORM_FIELD
 from cclnet.deploy.serve.guard import Guard, host_of

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cclnet.data.parallel import available_cores
-from cclnet.deploy.model import Model, load
 from cclnet.deploy.predict import can_convert
+from cclnet.deploy.predictor import Model, load
 from cclnet.deploy.serve.app import create_app
 from cclnet.deploy.serve.decoding import start_fork_server
 from cclnet.deploy.serve.guard import MAX_HEADER_BYTES, check_token, is_address
@@ -174,11 +174,11 @@ def read_examples(
 
     They are read once, when the server starts, so that no request can reach the data.
     """
-    from cclnet.report.html import read_run, thumbnails
+    from cclnet.report.html import thumbnails
 
     chosen = choose_examples(_read_split(run), classes, multilabel)
     names = sorted({name for images in chosen.values() for name in images})
-    pictures, note = thumbnails(names, read_run(run).settings, data)
+    pictures, note = thumbnails(names, RunFolder(run).read_settings_table(), data)
     if not pictures:
         why = note or "The split has no training images."
         raise InputError(f"--examples: no images to show. {why} If the data has moved, pass its location with --data.")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.requests import Request
 
-from cclnet.deploy.model import Model
+from cclnet.deploy.predictor import Model
 from cclnet.deploy.serve.answers import Answer, make_answer
 from cclnet.deploy.serve.decoding import DecoderPool, DecodingSettings
 from cclnet.deploy.serve.limits import Limits, busy, read_body

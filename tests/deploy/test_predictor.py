@@ -22,7 +22,7 @@ from cclnet.data.cache import decode
 from cclnet.data.image_io import UnreadableImage
 from cclnet.data.loader import Loader
 from cclnet.data.table import ImageTable
-from cclnet.deploy.model import Model, Prediction
+from cclnet.deploy.predictor import Model, Prediction
 from cclnet.functional import unsoften
 from cclnet.network import TimmClassifier
 from cclnet.runs.model import write_soft_labels
@@ -155,7 +155,7 @@ def test_what_a_prediction_says(model: Model, tmp_path: Path) -> None:
     assert prediction.top(2) == [(CLASSES[k], prediction.probabilities[k]) for k in order[:2]]
     assert len(prediction.top(99)) == len(CLASSES)
     assert prediction.abstain is None and prediction.heat is None
-    assert model.similar(0) == (("bee", 0.2), ("cat", 0.15), ("dog", 0.05))  # row 0 of correlation.csv, without itself
+    assert model.similar(0) == (("bee", 0.2), ("cat", 0.15), ("dog", 0.05))  # row 0 of soft_labels.csv, without itself
     assert prediction.similar == model.similar(int(order[0]))
 
 
@@ -219,13 +219,13 @@ def test_onnx_needs_no_torch(model: Model, sound_onnx: Path, tmp_path: Path) -> 
 
 
 def test_what_cannot_be_loaded(run: Path, sound_onnx: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is nothing at"):
+    with pytest.raises(InputError, match="nowhere does not exist"):
         cclnet.load(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"holds no model: neither model.safetensors nor model.onnx"):
         cclnet.load(tmp_path)
     with pytest.raises(InputError, match="unknown engine 'onx'; did you mean 'onnx'"):
         cclnet.load(run, engine="onx")
-    with pytest.raises(InputError, match="runs in the engine onnx alone"):
+    with pytest.raises(InputError, match="runs only in the engine onnx"):
         cclnet.load(sound_onnx, engine="torch")
     with pytest.raises(InputError, match="device 'tpu' cannot be used"):
         cclnet.load(run, device="tpu")
@@ -291,9 +291,21 @@ def test_the_temperature_is_that_of_calibration_json(tmp_path: Path) -> None:
     fitted = {"value": 2.5, "fitted_on": "val", "images": 50, "halves": None}
     (run / "calibration.json").write_text(json.dumps({"format": 1, "temperature": fitted}))
     model = cclnet.load(run, device="cpu")
-    assert model.temperature == 2.5
-    for wrong, message in (("{", "is not JSON"), ("{}", "format"),
-                           ('{"format": 1, "temperature": {"value": -1}}', "temperature")):  # fmt: skip
+    assert model.temperature == 2.5 == model.calibration.temperature.value
+    for wrong, message in (("{", "is not JSON"), ("{}", "format"), ('{"format": 1}', "temperature"),
+                           ('{"format": 1, "temperature": 2.5}', "temperature"),
+                           ('{"format": 1, "temperature": {"value": -1}}', "temperature.value")):  # fmt: skip
         (run / "calibration.json").write_text(wrong)
         with pytest.raises(InputError, match=message):
             cclnet.load(run, device="cpu")
+
+
+def test_a_threshold_needs_a_held_out_split(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    text = (folder / "predictions.csv").read_text().replace(",val,", ",train,").replace(",test,", ",train,")
+    (folder / "predictions.csv").write_text(text)
+    with pytest.raises(InputError, match="names no held-out split"):
+        cclnet.load(folder).threshold(coverage=0.9)
+    (folder / "predictions.csv").unlink()
+    with pytest.raises(InputError, match=r"holds no predictions.csv"):
+        cclnet.load(folder).threshold(coverage=0.9)

@@ -11,18 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
-from shipped_run import write_run
 
-import cclnet
 from cclnet import InputError
-from cclnet.deploy.abstain import confidence, curve_of_run, measure_curve
 from cclnet.evaluation.calibration import risk_coverage, with_temperature
+from cclnet.evaluation.decision import confidence, curve_of_run, measure_curve
 from cclnet.evaluation.statistics import independent_images
 from cclnet.runs.model import curve_from_json
-from cclnet.runs.predictions import read_predictions
+from cclnet.runs.predictions import Predictions, read_predictions, write_predictions
+from made_predictions import several_labels, single_label
 
-# Ten images: sureness falls from 1.0 by tenths; the third and the last two are wrong.
+# Ten images: the confidence falls from 1.0 by tenths; the third and the last two are wrong.
 TEN = measure_curve(np.linspace(1, 0.1, 10), np.array([1, 1, 0, 1, 1, 1, 1, 1, 0, 0], bool), "val")
+
+
+def write_run(folder: Path, multilabel: bool = False) -> Path:
+    """A folder with predictions of 150 images of val and 50 of test."""
+    folder.mkdir()
+    made = several_labels(200) if multilabel else single_label(200, groups=80)
+    splits = np.array(["val"] * 150 + ["test"] * 50)
+    predictions = Predictions(made.images, made.labels, made.probabilities, made.classes, made.groups, splits)
+    write_predictions(folder / "predictions.csv", predictions)
+    return folder
 
 
 def test_the_curve_by_hand() -> None:
@@ -77,9 +86,9 @@ def test_several_labels_are_right_together_or_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 2e-7])
-def test_what_is_promised_is_kept_whatever_the_engine_rounds(noise: float) -> None:
+def test_rounding_of_an_engine_moves_no_image_across_the_threshold(noise: float) -> None:
     rng = np.random.default_rng(0)
-    sure = np.concatenate([rng.random(60), 1 - 1e-8 * rng.random(40)])  # many are as sure as can be
+    sure = np.concatenate([rng.random(60), 1 - 1e-8 * rng.random(40)])  # many have the highest confidence
     curve = measure_curve(sure, np.ones(100, bool), "val")
     again = curve_from_json(json.loads(json.dumps(curve.to_json())), Path("calibration.json"))
     said = (sure + noise * rng.choice((-1, 1), 100)).astype(np.float32)
@@ -105,7 +114,7 @@ def test_in_words() -> None:
 
 
 def test_images_of_one_patient_do_not_count_as_many() -> None:
-    """Ten patients with a hundred images each, two of them wrong throughout: known as well as of ten images."""
+    """Ten patients with a hundred images each, two of them wrong throughout: as certain as ten images."""
     patients = np.repeat(np.arange(10), 100)
     right = patients >= 2
     sure = np.random.default_rng(0).random(1000)
@@ -140,7 +149,7 @@ def test_what_images_are_worth_is_what_a_loop_finds() -> None:
         assert found[n - 1] == pytest.approx(expected)
 
 
-def test_the_groups_of_a_run_are_heard(tmp_path: Path) -> None:
+def test_the_groups_of_a_run_are_used(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     curve = curve_of_run(folder, 1.5)
     assert curve.independent is not None and "over patients or lesions" in curve.in_words(curve.at(coverage=0.9))
@@ -152,7 +161,7 @@ def test_the_groups_of_a_run_are_heard(tmp_path: Path) -> None:
      ({"coverage": 0.0}, "above 0 and at most 1; got 0"), ({"coverage": 90.0}, "got 90"),
      ({"risk": 1.0}, "from 0 to less than 1; got 1"), ({"risk": -0.1}, "got -0.1")],
 )  # fmt: skip
-def test_what_cannot_be_asked_for(asked: dict[str, float], message: str) -> None:
+def test_invalid_requests(asked: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         TEN.at(**asked)
 
@@ -179,17 +188,6 @@ def test_to_json_and_back() -> None:
             *({"split": "val", "images": 3, "rows": [[0, 1, 0]], "independent": odd}
               for odd in ("x", [], [0], [4], [float("nan")], [1, 1], None))],
 )  # fmt: skip
-def test_a_curve_from_elsewhere_is_checked(odd: object) -> None:
+def test_a_curve_from_a_file_is_checked(odd: object) -> None:
     with pytest.raises(InputError, match=r"calibration.json: .*abstention curve"):
         curve_from_json(odd, Path("calibration.json"))
-
-
-def test_no_held_out_part_no_threshold(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    text = (folder / "predictions.csv").read_text().replace(",val,", ",train,").replace(",test,", ",train,")
-    (folder / "predictions.csv").write_text(text)
-    with pytest.raises(InputError, match="names no held-out split"):
-        cclnet.load(folder).threshold(coverage=0.9)
-    (folder / "predictions.csv").unlink()
-    with pytest.raises(InputError, match=r"holds no predictions.csv"):
-        cclnet.load(folder).threshold(coverage=0.9)

@@ -1,0 +1,248 @@
+"""A trained model in a program: ``cclnet.load(path).predict(image)``, from a run folder or an exported model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from cclnet.data.image_io import MAX_PIXELS
+from cclnet.deploy import engines
+from cclnet.deploy.engines import Engine, OnnxEngine, TorchEngine
+from cclnet.deploy.explain import Heat, enlarge, heat_of
+from cclnet.errors import InputError, unknown
+from cclnet.evaluation.decision import confidence, curve_of_run
+from cclnet.runs.folder import RunFolder
+from cclnet.runs.model import AbstentionCurve, Calibration, ModelDescription, has_similarity
+
+Floats = npt.NDArray[np.float64]
+Pixels = npt.NDArray[np.uint8]
+
+FILES = {"onnx": "model.onnx", "torch": "model.safetensors"}
+SIMILAR = 3  # number of similar classes in a prediction
+MIN_WEIGHT = 0.005  # in a soft label: classes with less weight are not similar
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction for one image."""
+
+    probabilities: Floats  # of the K classes, calibrated with the run's temperature, [K]
+    classes: tuple[str, ...]
+    label: str  # the most probable class; with several labels all of at least 0.5, joined by "|"
+    confidence: float  # probability of the label; with several labels that of the least confident decision
+    abstain: bool | None = None  # whether the confidence is below the given threshold; None without a threshold
+    similar: tuple[tuple[str, float], ...] = ()  # classes with the most weight in the soft label of the predicted class
+    heat: Heat | None = None  # evidence for the most probable class, [h, w] of the crop, 0..1; None unless requested
+
+    def top(self, n: int = 3) -> list[tuple[str, float]]:
+        """The n most probable classes with their probabilities."""
+        order = np.argsort(-self.probabilities, kind="stable")[:n]
+        return [(self.classes[k], float(self.probabilities[k])) for k in order]
+
+
+class Model:
+    """A classifier that is ready to predict, made by :func:`load`.
+
+    Attributes:
+        classes, multilabel: names of the K classes, and whether an image may carry several labels.
+        temperature: divides the logits; None where none was fitted (then probabilities are as trained).
+        soft_labels: [K, K], row k that of class k; None where the method learns none.
+        calibration: the temperature and, of an exported model, the abstention curve.
+        engine, device: "torch" or "onnx", and "cpu" or "cuda".
+    """
+
+    def __init__(
+        self, description: ModelDescription, engine: Engine, folder: Path, calibration: Calibration | None = None,
+        soft_labels: Floats | None = None,
+    ) -> None:  # fmt: skip
+        self.description = description
+        self.folder = folder
+        self.calibration = calibration or Calibration()
+        self.soft_labels = soft_labels
+        self.classes, self.multilabel = description.classes, description.multilabel
+        self.temperature = self.calibration.temperature.value
+        self.engine, self.device = engine.name, engine.device
+        self._engine = engine
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The content of model.json."""
+        return self.description.to_json()
+
+    @cached_property
+    def has_maps(self) -> bool:
+        """Whether the network has class activation maps. Tested on an image, which also warms up the engine."""
+        noise = np.random.default_rng(0).integers(0, 256, (1, *self.description.crop, 3), dtype=np.uint8)
+        try:
+            return self.run(noise, explain=True)[1] is not None
+        except InputError:  # the engine has none
+            self.run(noise)
+            return False
+
+    def prepare(self, image: Any, max_pixels: int = MAX_PIXELS) -> Pixels:
+        """An image (path, bytes of a file, Pillow image, uint8 array) as input of the network, uint8 [h, w, 3].
+
+        It is upright, resized to the run's short side and cropped to its centre: the pixels of the run's evaluation. A
+        file that is broken, or larger than ``max_pixels`` by its header, raises
+        :class:`cclnet.data.image_io.UnreadableImage`.
+        """
+        return engines.prepare(image, self.description.short_side, self.description.crop, max_pixels)
+
+    def run(self, batch: Pixels, explain: bool = False) -> tuple[Floats, Heat | None]:
+        """Probabilities [N, K] of prepared images uint8 [N, h, w, 3]; with ``explain``, also the heat maps of their
+        most probable classes, [N, h', w'] in 0..1, at the resolution of the network (see ``explain.enlarge``)."""
+        expected = (*self.description.crop, 3)
+        if batch.dtype != np.uint8 or batch.ndim != 4 or batch.shape[1:] != expected:
+            raise InputError(
+                f"a batch is uint8 [N, {', '.join(map(str, expected))}], as returned by prepare; got {batch.dtype} "
+                f"{list(batch.shape)}."
+            )
+        probabilities, maps = self._engine.run(batch, explain)
+        return probabilities, None if maps is None else heat_of(maps)
+
+    @overload
+    def predict(
+        self, images: list[Any] | tuple[Any, ...], explain: bool = ..., threshold: float | None = ...,
+        batch_size: int = ...,
+    ) -> list[Prediction]: ...  # fmt: skip
+
+    @overload
+    def predict(
+        self, images: Any, explain: bool = ..., threshold: float | None = ..., batch_size: int = ...
+    ) -> Prediction: ...
+
+    def predict(
+        self, images: Any, explain: bool = False, threshold: float | None = None, batch_size: int = 32
+    ) -> Prediction | list[Prediction]:
+        """The prediction for an image (path, bytes, Pillow image, uint8 array), or those for a list of images.
+
+        With a ``threshold`` (see :meth:`threshold`) the model abstains where it is less confident.
+        """
+        if not isinstance(images, (list, tuple)):
+            return self.predict([images], explain, threshold)[0]
+        found: list[Prediction] = []
+        for start in range(0, len(images), batch_size):
+            crops = np.stack([self.prepare(image) for image in images[start : start + batch_size]])
+            found += self.describe(*self.run(crops, explain), threshold)
+        return found
+
+    def describe(
+        self, probabilities: Floats, heat: Heat | None = None, threshold: float | None = None
+    ) -> list[Prediction]:
+        """The outputs of :meth:`run` as one prediction per image."""
+        confidences = confidence(probabilities, self.multilabel)
+        return [
+            Prediction(
+                probabilities=row,
+                classes=self.classes,
+                label=self._label(row),
+                confidence=float(confidences[i]),
+                abstain=None if threshold is None else bool(confidences[i] < threshold),
+                similar=self.similar(int(row.argmax())),
+                heat=None if heat is None else enlarge(heat[i], self.description.crop),
+            )
+            for i, row in enumerate(probabilities)
+        ]
+
+    def similar(self, index: int, count: int = SIMILAR) -> tuple[tuple[str, float], ...]:
+        """The other classes with the most weight in the soft label of a class; () without soft labels."""
+        if self.soft_labels is None:
+            return ()
+        row = self.soft_labels[index]
+        order = [k for k in np.argsort(-row, kind="stable") if k != index and row[k] >= MIN_WEIGHT][:count]
+        return tuple((self.classes[k], float(row[k])) for k in order)
+
+    @cached_property
+    def curve(self) -> AbstentionCurve:
+        """Coverage and risk by threshold on the run's held-out images: from calibration.json of an exported model, else
+        from the run's predictions."""
+        if self.calibration.abstention is not None:
+            return self.calibration.abstention
+        if self.description.export is not None:
+            raise InputError(
+                f"{self.folder} has no abstention curve: it was exported from a run without predictions.csv. Export it "
+                "again from a run that has them."
+            )
+        return curve_of_run(self.folder, self.temperature)
+
+    def threshold(self, coverage: float | None = None, risk: float | None = None) -> float:
+        """The confidence below which to abstain, so that on the run's held-out images at least ``coverage`` of the
+        images are kept, or at most ``risk`` of those kept are wrong."""
+        return float(self.curve.threshold[self.curve.at(coverage, risk)])
+
+    def _label(self, row: Floats) -> str:
+        if self.multilabel:
+            return "|".join(name for name, p in zip(self.classes, row, strict=True) if p >= 0.5)
+        return self.classes[int(row.argmax())]
+
+
+def load(path: str | Path, device: str = "auto", engine: str = "auto", threads: int | None = None) -> Model:
+    """A model from a run folder or an export (the folder, model.onnx or model.safetensors).
+
+    No pickle is ever loaded: weights are .safetensors, programs are ONNX, and model.json is checked. ``torch.export``
+    programs (.pt2) are refused, because PyTorch unpickles and evaluates parts of them.
+
+    Args:
+        device: "auto" (the GPU if there is one), "cpu", "cuda".
+        engine: "torch"; "onnx" (needs onnxruntime; a run folder is converted first, which takes seconds); or "auto":
+            that of the file, and if both files exist ONNX on a CPU and torch on a GPU.
+        threads: threads of ONNX Runtime per batch. Default: one per core.
+    """
+    path = Path(path).expanduser()
+    if engine not in ("auto", *FILES):
+        raise unknown("engine", engine, ("auto", *FILES))
+    folder, available = _files_of(path)
+    files = RunFolder(folder)
+    description, calibration = files.read_model(), files.read_calibration()
+    if engine == "torch" and "torch" not in available:
+        raise InputError("an ONNX model runs only in the engine onnx; for torch give the run folder.")
+    if engine == "auto":
+        on_gpu = len(available) == 2 and engines.torch_device(device) != "cpu"
+        engine = "torch" if on_gpu or "onnx" not in available else "onnx"
+    soft_labels = files.read_soft_labels(description.classes)
+    if soft_labels is not None and not has_similarity(soft_labels):
+        soft_labels = None
+    temperature = calibration.temperature.value
+    if engine == "onnx" and "onnx" in available:
+        started: Engine = OnnxEngine(folder / FILES["onnx"], description, temperature, device, threads)
+    else:
+        from cclnet.deploy.shipped import read_shipped
+
+        shipped = read_shipped(folder / FILES["torch"], description, temperature)
+        if engine == "torch":
+            started = TorchEngine(shipped, device)
+        else:
+            from cclnet.deploy.export import check, check_images, onnx_program
+
+            converted = onnx_program(shipped, description, temperature)
+            started = onnx = OnnxEngine(converted, description, temperature, device, threads)
+            check(shipped, check_images(description.crop), onnx.run_all, "the converted model")
+    return Model(description, started, folder, calibration, soft_labels)
+
+
+def _files_of(path: Path) -> tuple[Path, set[str]]:
+    """The folder of a model, and the engines whose files it contains, or that of the given file."""
+    if path.is_dir():
+        available = {engine for engine, name in FILES.items() if (path / name).is_file()}
+        if not available:
+            hint = ""
+            if (path / "checkpoints").is_dir():
+                hint += " Its checkpoints are only for resuming: cclnet train --resume."
+            if (path / "model.pt2").is_file():
+                hint += " A torch.export program (.pt2) is for torch.export.load, in a program that trusts it."
+            raise InputError(f"{path} holds no model: neither model.safetensors nor model.onnx.{hint}")
+        return path, available
+    if not path.is_file():
+        raise InputError(f"{path} does not exist: give a run folder, or a folder or file that cclnet export wrote.")
+    for engine, name in FILES.items():
+        if path.name == name:
+            return path.parent, {engine}
+    raise InputError(
+        f"{path.name} is refused: models are loaded only from model.safetensors and model.onnx. Other kinds (.pt, "
+        ".pth, .ckpt, .pkl, .pt2) can run code when they are loaded."
+    )
