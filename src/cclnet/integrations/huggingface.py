@@ -40,9 +40,7 @@ def method_callback(network: CCLNet, clip_norm: float | None = None) -> Any:
     try:
         from transformers import TrainerCallback
     except ImportError as error:
-        raise InputError(
-            "the Hugging Face Trainer needs transformers and accelerate: pip install 'cclnet[huggingface]'"
-        ) from error
+        raise InputError("the Trainer needs transformers and accelerate: pip install 'cclnet[huggingface]'") from error
 
     class MethodCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
