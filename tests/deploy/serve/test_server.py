@@ -172,7 +172,7 @@ def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path, monkeypatch: py
 def test_an_invalid_score_file_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (run / "scores.json").write_text("{}")
-    assert "scores.json was not written by cclnet evaluate" in refused(str(run), "--port", "0", "--engine", "torch")
+    assert "scores.json is not what cclnet evaluate writes" in refused(str(run), "--port", "0", "--engine", "torch")
 
 
 def write_split_run(folder: Path, data: str = DATA) -> tuple[str, ...]:
@@ -229,7 +229,7 @@ def test_examples_from_moved_data(tmp_path: Path) -> None:
 
 
 def test_a_run_without_its_split_has_no_examples(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--examples needs .*split.csv cannot be read"):
+    with pytest.raises(InputError, match=r"--examples shows .*split.csv cannot be read"):
         read_examples(tmp_path, ("x",), multilabel=False)
     (tmp_path / "split.csv").write_text("image,part\na,train\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"split.csv has no column label"):
