@@ -285,8 +285,7 @@ def noisy_or_targets(table: Tensor, targets: Tensor) -> Tensor:
     """Soft multi-label targets by a noisy OR over the present classes: [K, K], [N, K] → [N, K].
 
     ``t_k = 1 − Π_j (1 − m_j p_jk)``: each present class j (m_j = 1) is confused with class k with probability p_jk, and
-    t_k is the probability that at least one is. A single label gives its row of ``table``, no label gives zeros, and
-    an additional label lowers no target.
+    t_k is the probability that at least one is. A single label gives its row of ``table``, no label gives zeros.
 
     >>> table = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
     >>> noisy_or_targets(table, torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))
@@ -314,7 +313,7 @@ def binary_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None =
 def binary_kl(logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
     """``1/K Σ_k KL(t_k ‖ q_k)`` between Bernoulli distributions, mean over the batch → scalar.
 
-    It is the binary cross entropy minus the entropy of the target. Logits and targets [N, K]; weights [N].
+    Logits and targets [N, K]; ``weight`` [N] weights the images.
 
     >>> binary_kl(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.7311]])).abs() < 1e-6
     tensor(True)

@@ -16,8 +16,7 @@ Groups = list[dict[str, Any]]
 
 
 class LightningClassifier(pl.LightningModule):  # type: ignore[misc]  # lightning is not typed
-    """A Lightning module for batches (images, labels), which logs the loss terms in training, and loss and accuracy in
-    validation and testing.
+    """A Lightning module for batches (images, labels). It logs loss terms in training, else loss and accuracy.
 
     The module contains the whole network, so that a distributed strategy wraps backbone and head together.
     ``Trainer(gradient_clip_val=…)`` clips each parameter group by its own norm.

@@ -29,19 +29,13 @@ class OnlineSmoothing(Method):
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         self.check_labels(logits, labels)
-        if self.training:
-            self.accumulate(logits.detach(), labels)
+        if self.training:  # a mixed image counts for its predicted class, with the weight of that class in the image
+            self.seen.add_(sum_over_processes(sum_correct_predictions(logits.detach(), labels.detach())))
         target = table_target(self.table, logits, labels)
         return Loss.of(
             cross_entropy=self.alpha * functional.cross_entropy(logits, labels, weight),
             online_cross_entropy=(1.0 - self.alpha) * functional.cross_entropy(logits, target, weight),
         )
-
-    @torch.no_grad()
-    def accumulate(self, logits: Tensor, labels: Tensor) -> None:
-        """Add the correct predictions of a batch. A mixed image counts for its predicted class, with the weight of that
-        class in the image; weights of the images are ignored."""
-        self.seen.add_(sum_over_processes(sum_correct_predictions(logits, labels)))
 
     @property
     def hard_share(self) -> float:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -84,20 +85,18 @@ class Batcher(Generic[Item, Result]):
             batch = [(item, future) for item, future in batch if not future.done()]  # without cancelled requests
             if not batch:
                 continue
+            items, futures = [item for item, _ in batch], [future for _, future in batch]
             start = loop.time()
-            results: Sequence[Result | Exception]
             try:
-                results = await loop.run_in_executor(self._threads, self.run, [item for item, _ in batch])
+                results = await loop.run_in_executor(self._threads, self.run, items)
                 self.observe(len(batch), loop.time() - start)
+                for future, result in zip(futures, results, strict=True):
+                    if not future.done():
+                        future.set_result(result)
             except Exception as error:  # noqa: BLE001 (raised again in each request of the batch)
-                results = [error] * len(batch)
-            for (_, future), result in zip(batch, results, strict=True):
-                if future.done():
-                    continue
-                if isinstance(result, Exception):
-                    future.set_exception(result)
-                else:
-                    future.set_result(result)
+                for future in futures:
+                    if not future.done():
+                        future.set_exception(error)
 
 
 class Metrics:
@@ -105,19 +104,15 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-
-        def seconds(name: str, help: str) -> Histogram:
-            return Histogram(name, help, registry=registry, buckets=SECONDS_BUCKETS)
-
+        seconds = partial(Histogram, registry=registry, buckets=SECONDS_BUCKETS)
         labels = ["route", "method", "status"]
         self.requests = Counter("cclnet_requests", "Answered requests.", labels, registry=registry)
         self.in_progress = Gauge("cclnet_requests_in_progress", "Requests being answered.", registry=registry)
         self.predict_seconds = seconds("cclnet_predict_seconds", "Seconds from a /predict request to its answer.")
         self.decoding_seconds = seconds("cclnet_decoding_seconds", "Seconds to decode an upload, including waiting.")
         self.network_seconds = seconds("cclnet_network_seconds", "Seconds of a batch in the network.")
-        self.batch_images = Histogram(
-            "cclnet_batch_images", "Images per batch.", registry=registry, buckets=(1, 2, 4, 8, 16, 32, 64)
-        )
+        sizes = (1, 2, 4, 8, 16, 32, 64)
+        self.batch_images = Histogram("cclnet_batch_images", "Images per batch.", registry=registry, buckets=sizes)
         self.predictions = Counter("cclnet_predictions", "Predictions per class.", ["class"], registry=registry)
         self.upload_bytes = Counter("cclnet_upload_bytes", "Bytes of uploads.", registry=registry)
         self.decoders_ready = Gauge("cclnet_decoders_ready", "Decoding processes that are ready.", registry=registry)
@@ -150,15 +145,14 @@ class Service:
         decoding = DecodingSettings(description.short_side, description.crop, settings.limits, settings.kept_in)
         count = settings.decoders or min(4, available_cores())
         self.uploads_in_memory = asyncio.Semaphore(settings.limits.in_memory)
-        loop = asyncio.get_running_loop()
-        self.decoders = pool = await loop.run_in_executor(None, DecoderPool, decoding, count)
+        self.decoders = pool = await asyncio.to_thread(DecoderPool, decoding, count)
         self.metrics.decoders_ready.set_function(lambda: sum(decoder.ready for decoder in pool.decoders))
         self.batcher.start()
 
     async def close(self) -> None:
         await self.batcher.close()
         if self.decoders is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self.decoders.close)
+            await asyncio.to_thread(self.decoders.close)
 
     @property
     def healthy(self) -> bool:
@@ -184,10 +178,8 @@ class Service:
         item = (upload.pixels, explain and self.model.has_maps)
         probabilities, heat = await self.batcher.submit(item, limits.seconds)
         self.metrics.predictions.labels(self.model.classes[int(probabilities.argmax())]).inc()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            None, make_answer, self.settings.name, self.model, upload, probabilities, heat, self.curve
-        )
+        name = self.settings.name
+        return await asyncio.to_thread(make_answer, name, self.model, upload, probabilities, heat, self.curve)
 
     def run(self, items: Sequence[Input]) -> list[Output]:
         """Run a batch, with and without heat maps separately because heat maps may cost more."""
