@@ -37,6 +37,20 @@ def unknown(kind: str, name: object, known: Iterable[str], meant: str = "") -> I
     return InputError(f"unknown {kind} '{name}'{hint} {word}: {', '.join(listed)}")
 
 
+def check_range(name: str, value: float, interval: str, hint: str) -> float:
+    """``value`` if it lies in ``interval``, such as "[0, 1)" or "(0, inf)", else an InputError with the hint.
+
+    >>> check_range("alpha", 0.1, "[0, 1)", "usually 0.1")
+    0.1
+    """
+    low, high = (float(bound) for bound in interval[1:-1].split(","))
+    above = value >= low if interval.startswith("[") else value > low
+    below = value <= high if interval.endswith("]") else value < high
+    if not (above and below):
+        raise InputError(f"{name} must lie in {interval}, got {value}: {hint}.")
+    return value
+
+
 def first_line(error: Exception) -> str:
     """What a library says went wrong, without its advice.
 

@@ -18,30 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cclnet.errors import InputError
-
-__all__ = [
-    "batch_mean",
-    "binary_cross_entropy",
-    "binary_kl",
-    "class_correlation_loss",
-    "collapse_point",
-    "cross_entropy",
-    "dictionary_distance",
-    "full_precision",
-    "inverse_of",
-    "kl_to_target",
-    "log_complement",
-    "multi_hot_targets",
-    "noisy_or_targets",
-    "rows_of",
-    "smoothed_labels",
-    "soft_labels",
-    "softness",
-    "squared_distance",
-    "unsoften",
-    "unsoften_by",
-]
+from cclnet.errors import InputError, check_range
 
 LEAST = 1e-3  # smallest probability that ``unsoften`` returns, before normalisation
 
@@ -71,16 +48,14 @@ def full_precision(function: Function) -> Function:
 def _unit_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """L2-normalised rows and their squared norms: 1, or 0 for a zero row.
 
-    A zero row has no direction. It stays zero and gets no gradient, because dividing by a tiny norm would give an
-    enormous one.
+    A zero row stays zero and gets no gradient: dividing by a tiny norm would give an enormous one.
     """
     largest = rows.detach().abs().amax(dim=-1, keepdim=True)
     is_zero = largest == 0
     rows = rows / largest.masked_fill(is_zero, 1.0)  # prevents overflow and underflow of the squares
     square = rows.square().sum(dim=-1, keepdim=True)
     unit = rows * square.masked_fill(is_zero, 1.0).rsqrt()
-    unit = unit.masked_fill(is_zero, 0.0)
-    return unit, (~is_zero).to(rows.dtype)
+    return unit.masked_fill(is_zero, 0.0), (~is_zero).to(rows.dtype)
 
 
 @full_precision
@@ -111,8 +86,7 @@ def dictionary_distance(dictionary: Tensor) -> Tensor:
 def soft_labels(dictionary: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """The learned label distributions: [K, D] → [K, K]; row k is the soft label of class k.
 
-    ``p_k = softmax over k' of −f_d(c_k', c_k) / T``. The own class always has the largest probability of its row. The
-    paper uses T = 1. A lower temperature gives harder labels with the same order within a row.
+    ``p_k = softmax over k' of −f_d(c_k', c_k) / T``; the paper uses T = 1. The own class has the largest probability.
 
     >>> soft_labels(torch.eye(2))
     tensor([[0.8808, 0.1192],
@@ -144,8 +118,7 @@ def class_correlation_loss(dictionary: Tensor, margin: float = 2.0) -> Tensor:
 def batch_mean(losses: Tensor, weight: Tensor | None) -> Tensor:
     """Weighted mean over the batch, ``1/N Σ_n w_n l_n``: [N], [N] or None → scalar.
 
-    Weights must average one over the training set. Dividing by N and not by their sum makes the mean over processes
-    equal to the mean over the whole batch.
+    Dividing by N and not by the sum of the weights makes the mean over processes equal to that of the whole batch.
 
     >>> batch_mean(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 0.0]))
     tensor(1.)
@@ -194,8 +167,8 @@ def rows_of(table: Tensor, labels: Tensor) -> Tensor:
 def log_complement(logits: Tensor) -> Tensor:
     """``log(1 − softmax(z)_k)`` of every class, finite for any confidence: [N, K] → [N, K].
 
-    Only the largest probability can round to one. Its complement is computed as the ``logsumexp`` of the other
-    classes. All other probabilities are at most 0.5, where ``log1p`` is accurate.
+    Only the largest probability can round to one, so its complement is the ``logsumexp`` of the other classes. The
+    others are at most 0.5, where ``log1p`` is accurate.
 
     >>> log_complement(torch.tensor([[0.0, 0.0], [1000.0, 0.0]]))[:, 0]
     tensor([-6.9315e-01, -1.0000e+03])
@@ -215,10 +188,8 @@ def smoothed_labels(num_classes: int, epsilon: float, prior: Tensor | None = Non
     tensor([[0.7500, 0.2500],
             [0.2500, 0.7500]], dtype=torch.float64)
     """
-    if num_classes < 2:
-        raise InputError(f"label smoothing needs at least 2 classes, got {num_classes}.")
-    if not 0.0 <= epsilon <= 1.0:
-        raise InputError(f"epsilon must lie in [0, 1], got {epsilon}. Usual values are 0.05 to 0.2.")
+    check_range("num_classes", num_classes, "[2, inf)", "label smoothing needs at least 2 classes")
+    check_range("epsilon", epsilon, "[0, 1]", "usually 0.05 to 0.2")
     if prior is None:
         prior = torch.full((num_classes,), 1.0 / num_classes, dtype=torch.float64)
     prior = prior.detach().double()
@@ -242,8 +213,7 @@ def collapse_point(num_classes: int, margin: float = 2.0) -> tuple[float, float]
     >>> "ε {:.4f}, softness {:.4f}".format(*collapse_point(7))
     'ε 0.5228, softness 0.5519'
     """
-    if num_classes < 2:
-        raise InputError(f"a collapse point needs at least 2 classes, got {num_classes}.")
+    check_range("num_classes", num_classes, "[2, inf)", "a collapse point needs at least 2 classes")
     total = 1.0 + (num_classes - 1) * math.exp(-margin)
     return num_classes * math.exp(-margin) / total, 1.0 / total
 
@@ -252,8 +222,7 @@ def unsoften(probabilities: Tensor, target: Tensor, least: float = LEAST) -> Ten
     """Class probabilities with the effect of the soft labels removed: [N, K], [K, K] → [N, K].
 
     A network trained towards row k of A for images of class k predicts ``q = π A``, with π the class probabilities.
-    This returns ``π = q A⁻¹``, clamped to ``least`` (prediction errors can make π negative) and normalised. A must be
-    invertible; a table whose rows give their own class more than 0.5 is.
+    This returns ``π = q A⁻¹``, clamped to ``least`` (prediction errors can make π negative) and normalised.
 
     >>> unsoften(torch.tensor([[0.7, 0.3]]), torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
     tensor([[0.7500, 0.2500]])
@@ -283,8 +252,8 @@ def unsoften_by(probabilities: Tensor, inverse: Tensor, least: float = LEAST) ->
     >>> unsoften_by(torch.tensor([[0.7, 0.3]]), torch.eye(2))
     tensor([[0.7000, 0.3000]])
     """
-    found = (probabilities @ inverse).clamp(min=least)
-    return found / found.sum(dim=1, keepdim=True)
+    clamped = (probabilities @ inverse).clamp(min=least)
+    return clamped / clamped.sum(dim=1, keepdim=True)
 
 
 def multi_hot_targets(labels: Tensor, count: int, num_classes: int) -> Tensor:
@@ -302,8 +271,8 @@ def multi_hot_targets(labels: Tensor, count: int, num_classes: int) -> Tensor:
             f"class, got {labels.dtype} {list(labels.shape)}.{hint if labels.dim() == 1 else ''}"
         )
     targets = labels if labels.is_floating_point() else labels.to(torch.get_default_dtype())
-    readable = targets.device.type == "cpu" and not torch.compiler.is_compiling()
-    if readable and not bool(((targets >= 0) & (targets <= 1)).all()):
+    on_cpu = targets.device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_cpu and not bool(((targets >= 0) & (targets <= 1)).all()):
         raise InputError(
             "labels of a multi-label method must lie between 0 (absent) and 1 (present), got "
             f"{float(targets.min()):g} to {float(targets.max()):g}. Replace unknown labels (-1, NaN) by 0 or 1 first."
@@ -316,8 +285,7 @@ def noisy_or_targets(table: Tensor, targets: Tensor) -> Tensor:
     """Soft multi-label targets by a noisy OR over the present classes: [K, K], [N, K] → [N, K].
 
     ``t_k = 1 − Π_j (1 − m_j p_jk)``: each present class j (m_j = 1) is confused with class k with probability p_jk, and
-    t_k is the probability that at least one is. A single label gives its row of ``table``, no label gives zeros, and
-    an additional label lowers no target.
+    t_k is the probability that at least one is. A single label gives its row of ``table``, no label gives zeros.
 
     >>> table = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
     >>> noisy_or_targets(table, torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))
@@ -345,8 +313,7 @@ def binary_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None =
 def binary_kl(logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
     """``1/K Σ_k KL(t_k ‖ q_k)`` between Bernoulli distributions, mean over the batch → scalar.
 
-    It is the binary cross entropy minus the entropy of the target, so 0 where prediction and target agree. Logits and
-    targets [N, K]; ``weight`` [N] weights the images.
+    Logits and targets [N, K]; ``weight`` [N] weights the images.
 
     >>> binary_kl(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.7311]])).abs() < 1e-6
     tensor(True)

@@ -5,7 +5,6 @@ Also here: the base class of modules with float64 buffers, and the checks of a b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cclnet import functional
-from cclnet.errors import InputError, NotFinite
+from cclnet.errors import InputError, NotFinite, check_range
 
 
 class Float64Buffers(nn.Module):
@@ -35,19 +34,16 @@ class Float64Buffers(nn.Module):
 
 
 class CCLHead(Float64Buffers):
-    """The class-correlation-learning block: an embedding, a dictionary with one embedding per class, and the rule that
-    freezes the dictionary.
+    """The class-correlation-learning block: an embedding, a dictionary with one embedding per class, and a freeze rule.
 
-    ``head(features, labels)`` returns the loss terms of the head. Features are detached, so this loss trains only the
-    head. ``soft_labels()`` is detached too, so a loss that uses it does not train the head. One backward pass of the
-    summed losses is therefore exactly the alternating update of the paper.
+    ``head(features, labels)`` returns the loss terms of the head. Features and ``soft_labels()`` are detached, so one
+    backward pass of the summed losses of network and head is exactly the alternating update of the paper.
 
     After the freeze, ``torch.where`` selects a stored copy of the dictionary. The live parameter still receives (zero)
-    gradients, which distributed training requires; updates by momentum and weight decay have no effect.
+    gradients, which distributed training requires.
 
     Args:
         in_features: width of the pooled features.
-        num_classes: number of classes, 2 or more.
         widths: widths of the linear layers of the embedding, with batch norm and ReLU in between.
         margin: distance b beyond which the class correlation loss penalises a pair of classes (2 is a right angle).
         correlation_weight: weight of the class correlation loss.
@@ -83,27 +79,17 @@ class CCLHead(Float64Buffers):
         sharpen: float = 1.0,
     ) -> None:
         super().__init__()
-        if num_classes < 2:
-            raise InputError(f"CCL needs at least 2 classes, got {num_classes}: similarity needs pairs of classes.")
+        check_range("num_classes", num_classes, "[2, inf)", "similarity needs at least 2 classes")
         if in_features < 1 or not widths or min(widths) < 1:
             raise InputError(f"in_features and widths must be positive, got {in_features} and {tuple(widths)}.")
-        if not 0.0 < margin <= 4.0:
-            raise InputError(f"margin must lie in (0, 4], the range of the distance, got {margin}. The paper uses 2.")
-        if correlation_weight < 0.0:
-            raise InputError(f"correlation_weight must not be negative, got {correlation_weight}. The paper uses 10.")
-        if patience is not None and patience < 1:
-            raise InputError(f"patience must be 1 or more epochs, or None to never freeze, got {patience}.")
-        if not 0.0 < dictionary_norm < math.inf:
-            raise InputError(f"dictionary_norm must be positive and finite, got {dictionary_norm}. Usual is 1.41.")
-        for name, value in (("temperature", temperature), ("sharpen", sharpen)):
-            if not 0.0 < value < math.inf:
-                raise InputError(f"{name} must be above 0, got {value}. The paper uses 1.")
-        self.in_features = in_features
-        self.num_classes = num_classes
-        self.margin = margin
-        self.correlation_weight = correlation_weight
-        self.patience = patience
-        self.temperature, self.sharpen = temperature, sharpen
+        if patience is not None:
+            check_range("patience", patience, "[1, inf)", "a number of epochs, or None to never freeze")
+        check_range("dictionary_norm", dictionary_norm, "(0, inf)", "usually 1.41")
+        self.in_features, self.num_classes, self.patience = in_features, num_classes, patience
+        self.margin = check_range("margin", margin, "(0, 4]", "the range of the distance; the paper uses 2")
+        self.correlation_weight = check_range("correlation_weight", correlation_weight, "[0, inf]", "the paper uses 10")
+        self.temperature = check_range("temperature", temperature, "(0, inf)", "the paper uses 1")
+        self.sharpen = check_range("sharpen", sharpen, "(0, inf)", "1 changes nothing")
         self.embedding = _mlp([in_features, *widths])
         live = torch.randn(num_classes, widths[-1]) * (dictionary_norm / widths[-1] ** 0.5)
         self.live_dictionary = nn.Parameter(live)
@@ -133,7 +119,6 @@ class CCLHead(Float64Buffers):
         return functional.collapse_point(len(self.live_dictionary), self.margin / self.temperature)[1]
 
     def softness(self) -> Tensor:
-        """Mean probability of the own class in ``soft_labels()``."""
         return functional.softness(self.soft_labels())
 
     def logits(self, features: Tensor) -> Tensor:
@@ -173,8 +158,7 @@ class CCLHead(Float64Buffers):
 
     def _should_freeze(self, softness: Tensor) -> bool:
         """Update the freeze rule with the softness of an epoch; whether the dictionary freezes now."""
-        decreased = softness < self.best_softness
-        self.stale_epochs.copy_(torch.where(decreased, 0, self.stale_epochs + 1))
+        self.stale_epochs.copy_(torch.where(softness < self.best_softness, 0, self.stale_epochs + 1))
         self.best_softness.copy_(torch.minimum(softness, self.best_softness))
         return self.patience is not None and bool(self.stale_epochs >= self.patience)
 
@@ -188,11 +172,7 @@ def _mlp(widths: Sequence[int]) -> nn.Sequential:
 
 
 def check_batch(features: Tensor, labels: Tensor, in_features: int, num_classes: int) -> None:
-    """Raise an InputError when features or labels do not fit.
-
-    Values are checked on the CPU only and not inside torch.compile, because on a GPU the check would synchronise with
-    the device at every step. There a wrong label triggers the assertion of the device.
-    """
+    """Raise an InputError when features or labels do not fit."""
     check_labels(labels, len(features), num_classes)
     check_features(features, in_features)
 
@@ -242,4 +222,5 @@ def check_labels(labels: Tensor, count: int, num_classes: int) -> None:
 
 
 def _is_readable(tensor: Tensor) -> bool:
+    """Whether values can be checked: not inside torch.compile, and not on a GPU, where that would synchronise."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cclnet.errors import InputError, first_line, unknown
+from cclnet.errors import InputError, check_range, first_line, unknown
 from cclnet.methods import Classes, Loss, build_method
 
 
@@ -28,15 +28,13 @@ class TimmClassifier(nn.Module):
 
         if not timm.is_model(name):
             raise unknown("backbone", name, timm.list_models())
-        given = backbone_settings or {}
+        given = {"pretrained": pretrained, "num_classes": num_classes, "in_chans": in_channels}
         try:
-            self.model: Any = timm.create_model(
-                name, pretrained=pretrained, num_classes=num_classes, in_chans=in_channels, **given
-            )
+            self.model: Any = timm.create_model(name, **given, **(backbone_settings or {}))
         except TypeError as error:
-            if not given:
+            if not backbone_settings:
                 raise
-            raise InputError(f"backbone {name} does not accept {', '.join(given)}: {error}.") from error
+            raise InputError(f"backbone {name} does not accept {', '.join(backbone_settings)}: {error}.") from error
         except (OSError, RuntimeError) as error:
             if not pretrained:
                 raise
@@ -56,8 +54,7 @@ class TimmClassifier(nn.Module):
     def logits(self, features: Tensor) -> Tensor:
         classifier = self.model.get_classifier()
         if isinstance(classifier, nn.Conv2d):  # 1 × 1: the same product as a linear layer
-            logits: Tensor = classifier(features[:, :, None, None]).flatten(1)
-            return logits
+            return classifier(features[:, :, None, None]).flatten(1)
         return classifier(features)
 
     @property
@@ -122,18 +119,15 @@ Classifier = TimmClassifier | ModuleClassifier
 class CCLNet(nn.Module):
     """A classifier that is trained with a method and exported without it.
 
-    ``net(images)`` → logits [N, K]; ``net(images, labels)`` → Loss. Both are one forward pass of the whole network, so
-    distributed data parallel must wrap all of it, including the head.
+    ``net(images)`` → logits [N, K]; ``net(images, labels)`` → Loss. Distributed data parallel must wrap all of it.
 
     Args:
         backbone: a timm model name, or a module that returns pooled features [N, width].
-        num_classes: number of classes.
         method: name of the method, see ``cclnet.methods.METHODS``.
         pretrained: load the pretrained weights of timm (downloaded the first time).
         feature_width: width of the pooled features of a module that has no attribute of this name.
         class_counts: number of training images per class, for methods that use the class prior.
         method_settings: settings of the method that differ from its defaults.
-        in_channels: number of image channels.
         backbone_settings: further keyword arguments for ``timm.create_model``.
 
     >>> net = CCLNet("resnet18", num_classes=7)
@@ -158,8 +152,7 @@ class CCLNet(nn.Module):
         backbone_settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        if num_classes < 2:
-            raise InputError(f"a classifier needs at least 2 classes, got {num_classes}.")
+        check_range("num_classes", num_classes, "[2, inf)", "a classifier needs at least 2 classes")
         self.classifier: Classifier
         if isinstance(backbone, str):
             self.classifier = TimmClassifier(backbone, num_classes, pretrained, in_channels, backbone_settings)
@@ -191,7 +184,6 @@ class CCLNet(nn.Module):
         return [{**group, "weight_decay": weight_decay} for group in groups]
 
     def soft_labels(self) -> Tensor | None:
-        """The label distributions of the method, [K, K], or None."""
         return self.method.soft_labels()
 
     @torch.no_grad()

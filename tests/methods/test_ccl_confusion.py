@@ -191,7 +191,7 @@ def test_autocast_does_not_reach_the_lda() -> None:
 
 
 def test_settings_that_make_no_sense() -> None:
-    with pytest.raises(InputError, match=r"confusion_weight, .* in \[0, 1\], got 1.5"):
+    with pytest.raises(InputError, match=r"confusion_weight .* in \[0, 1\], got 1.5"):
         fresh(confusion_weight=1.5)
     with pytest.raises(InputError, match="unknown setting of method 'ccl-confusion'"):
         fresh(whiten=False)

@@ -93,8 +93,8 @@ def test_mixed_images_get_mixed_rows(name: str) -> None:
     [
         ({"kl_weight": -0.1}, "kl_weight.*got -0.1"),
         ({"kl_weight": float("inf")}, "kl_weight.*got inf"),
-        ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
-        ({"sharpen": -1.0}, "sharpen must be above 0, got -1.0"),
+        ({"temperature": 0.0}, r"temperature must lie in \(0, inf\), got 0.0"),
+        ({"sharpen": -1.0}, r"sharpen must lie in \(0, inf\), got -1.0"),
     ],
 )
 def test_settings_that_make_no_sense(name: str, chosen: dict, says: str) -> None:

@@ -23,15 +23,13 @@ from cclnet.schema import rules
 from cclnet.settings import DataOptions, Settings, default_text, merge_layers, parse_overrides
 
 app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
 
-Data = Annotated[
-    str, typer.Argument(help="Folder, CSV, Parquet, .npz, medmnist:NAME or synthetic. Default: a small demo run.")
-]
+# Arguments and options of several commands.
+SOURCES = "Folder, CSV, Parquet, .npz, medmnist:NAME or synthetic."
+Data = Annotated[str, typer.Argument(help=f"{SOURCES} Default: a small demo run.")]
+MovedData = Annotated[str | None, typer.Option(help="Where the images are, if they have moved since training.")]
 Draws = Annotated[int, typer.Option(min=2, help="Bootstrap draws for the intervals.")]
 Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
@@ -42,9 +40,8 @@ def with_settings(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one option per field of a settings class in place of its ``**settings``.
 
-    The command receives the options that were given, by the names of the fields. Fields of other than plain types, and
-    those the command declares itself, have no option. Commands that take all of ``Settings`` also get ``--set``, whose
-    values are merged in.
+    The command receives the options that were given, by field name. Fields that are not of plain type, or that the
+    command declares itself, have no option. Commands that take ``Settings`` also get ``--set``.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -89,8 +86,11 @@ def _options(kind: type, field: dataclasses.Field[Any]) -> Iterator[inspect.Para
     if plain is None or typing.get_origin(hint) in (tuple, dict):
         return
     rule, default = rules(kind)[field.name], default_text(field)
-    facts = [rule.help, f"One of {', '.join(rule.choices)}." if rule.choices else ""]
-    facts += [f"Default: {default}." if default and plain is not bool else ""]
+    facts = [
+        rule.help,
+        f"One of {', '.join(rule.choices)}." if rule.choices else "",
+        f"Default: {default}." if default and plain is not bool else "",
+    ]
     panel = "Data options" if field.name in rules(DataOptions) else "Settings"
     option = typer.Option(help=" ".join(filter(None, facts)), rich_help_panel=panel, show_default=False)
     yield _parameter(field.name, Annotated[plain | None, option])
@@ -103,16 +103,12 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """
-    >>> parse_list("a, b,")
-    ('a', 'b')
-    """
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
     """
-    >>> parse_seeds("0,1,2")
+    >>> parse_seeds("0, 1,2,")
     (0, 1, 2)
     """
     try:
@@ -126,21 +122,16 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return seeds
 
 
-def _print_versions(requested: bool) -> None:
-    if requested:
+@app.callback(invoke_without_command=True)
+def every_command(
+    version: Annotated[bool, typer.Option("--version", help="Print versions and exit.")] = False,
+) -> None:
+    """CCL-Net: train medical image classifiers with soft labels learned from the images."""
+    if version:
         from cclnet.runs.provenance import versions
 
         typer.echo(", ".join(f"{name} {number}" for name, number in versions().items()))
         raise typer.Exit
-
-
-@app.callback()
-def every_command(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_versions, is_eager=True, help="Print versions and exit.")
-    ] = False,
-) -> None:
-    """CCL-Net: train medical image classifiers with soft labels learned from the images."""
 
 
 def _register_commands() -> None:
@@ -156,8 +147,7 @@ def _register_commands() -> None:
     from cclnet.cli.serve_command import serve
     from cclnet.cli.train_command import train
 
-    commands = (train, benchmark, evaluate, compare, compare_methods, serve, predict, export, reproduce, methods)
-    for command in commands:
+    for command in (train, benchmark, evaluate, compare, compare_methods, serve, predict, export, reproduce, methods):
         app.command()(command)
     app.add_typer(data_app, name="data")
 

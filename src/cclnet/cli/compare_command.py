@@ -29,17 +29,11 @@ def compare(
 @with_settings(Settings, without=("method", "seed"))
 def compare_methods(
     data: Data = "",
-    methods: Annotated[
-        str, typer.Option(help="Separated by commas, settings after a colon: hard,lsr:epsilon=0.3. Default: all.")
-    ] = "",
+    methods: Annotated[str, typer.Option(help="With settings after a colon: hard,lsr:epsilon=0.3. Default: all.")] = "",
     seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0,1,2",
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/methods"),
-    results: Annotated[
-        Path | None, typer.Option(help="Folder for the comparison and the result of each run. Default: OUT.")
-    ] = None,
-    against: Annotated[
-        str, typer.Option(help="Compare every method with this one; all: every pair. Default: hard labels.")
-    ] = "",
+    results: Annotated[Path | None, typer.Option(help="Folder for comparison and results. Default: OUT.")] = None,
+    against: Annotated[str, typer.Option(help="Compare with this one; all: every pair. Default: hard labels.")] = "",
     primary: Primary = None,
     recipe: Annotated[Path | None, typer.Option(help="Settings from a TOML file.")] = None,
     max_minutes: Annotated[float, typer.Option(help="Limit for everything; the same command continues later.")] = 0.0,

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cclnet.cli import Quiet, with_settings
+from cclnet.cli import SOURCES, Quiet, with_settings
 from cclnet.settings import DataOptions
 
 data_app = typer.Typer(help="Inspect a data set before training on it.", no_args_is_help=True)
-Data = Annotated[str, typer.Argument(help="Folder, CSV, Parquet, .npz, medmnist:NAME or synthetic.")]
+Data = Annotated[str, typer.Argument(help=SOURCES)]
 
 
 @data_app.command("show")

@@ -7,19 +7,15 @@ from typing import Annotated
 
 import typer
 
-from cclnet.cli import Draws
+from cclnet.cli import Draws, MovedData
+
+OUT = "Folder to write to. Default: that of RUN, which then also gets calibration.json. With another, RUN is unchanged."
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder, a predictions.csv, or the .json result of a run.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder to write to. Default: the run folder, which then also gets calibration.json, "
-            "or the file's folder. With another folder the run is not changed."
-        ),
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="Where the images are, if they have moved since training.")] = None,
+    out: Annotated[Path | None, typer.Option(help=OUT)] = None,
+    data: MovedData = None,
     draws: Draws = 1000,
 ) -> None:
     """Evaluate RUN from its predictions alone: scores.json, report.html and report.md."""

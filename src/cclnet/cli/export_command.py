@@ -27,8 +27,5 @@ def export(
     if not RunFolder(run).scores.is_file():
         console.print("[yellow]note:[/yellow] the run has not been evaluated: its card has no scores, and there may be "
                       "no temperature. Run `cclnet evaluate`, then export again.", highlight=False)  # fmt: skip
-    console.print(
-        f"{escape(str(folder))}: {FORMATS[format]}, model.json, calibration.json, README.md",
-        highlight=False,
-        soft_wrap=True,
-    )
+    files = f"{FORMATS[format]}, model.json, calibration.json, README.md"
+    console.print(f"{escape(str(folder))}: {files}", highlight=False, soft_wrap=True)

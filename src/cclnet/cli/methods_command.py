@@ -9,9 +9,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 
-def methods(
-    name: Annotated[str, typer.Argument(help="A method, to read its card. Default: list all.")] = "",
-) -> None:
+def methods(name: Annotated[str, typer.Argument(help="A method, to read its card. Default: list all.")] = "") -> None:
     """List the label-softening methods, or read the card of one."""
     from cclnet.methods import METHODS, method_card, method_settings
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cclnet.cli import Quiet, with_settings
+from cclnet.cli import Accelerator, Quiet, with_settings
 from cclnet.errors import InputError
 from cclnet.files import make_folder
 from cclnet.settings import DataOptions
@@ -25,7 +25,7 @@ def predict(
     risk: Annotated[float | None, typer.Option(help="Abstain so that this share of those kept is wrong: 0.05")] = None,
     explain: Annotated[Path | None, typer.Option(help="Folder for class activation maps.")] = None,
     engine: Annotated[str, typer.Option(help="auto, torch or onnx.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Accelerator = "auto",
     batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 16,
     workers: Annotated[int | None, typer.Option(min=1, help="Decoding processes. Default: one per core.")] = None,
     quiet: Quiet = False,
@@ -40,9 +40,7 @@ def predict(
 
     own = run if run.is_dir() else run.parent
     if out.resolve() in [(own / name).resolve() for name in PREDICTIONS]:
-        raise InputError(
-            f"{out} is the file of the run's own predictions, which its scores come from: choose another --out."
-        )
+        raise InputError(f"{out} has the run's own predictions, which its scores come from: choose another --out.")
     if out.resolve() in [Path(place).expanduser().resolve() for place in images] and not out.is_dir():
         raise InputError(f"{out} is also an input: choose another --out.")
     if out.is_dir():
@@ -70,11 +68,9 @@ def predict(
     speed = f"{read / seconds:,.0f} images per second by {model.engine} on {model.device}"
     console.print(f"{read:,} of {len(inputs):,} images predicted{abstained} ({speed}): {escape(str(out))}",
                   highlight=False, soft_wrap=True)  # fmt: skip
+    for row, reason in sorted(found.problems.items())[:10]:
+        console.print(f"  [red]unreadable[/red] {escape(inputs.names[row])}: {escape(reason)}", highlight=False)
+    if (more := len(found.problems) - 10) > 0:
+        console.print(f"  and {more:,} more, all listed in the column 'problem'", highlight=False)
     if found.problems:
-        for row, reason in sorted(found.problems.items())[:10]:
-            console.print(f"  [red]unreadable[/red] {escape(inputs.names[row])}: {escape(reason)}", highlight=False)
-        if len(found.problems) > 10:
-            console.print(
-                f"  and {len(found.problems) - 10:,} more, all listed in the column 'problem'", highlight=False
-            )
         raise typer.Exit(1)

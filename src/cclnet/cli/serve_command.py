@@ -8,31 +8,26 @@ from typing import Annotated
 
 import typer
 
+from cclnet.cli import Accelerator, MovedData
 from cclnet.errors import InputError
 
 
 def serve(
     run: Annotated[Path, typer.Argument(help="A run folder, or an exported model.")],
-    host: Annotated[
-        str, typer.Option(help="Address to listen on. Other than this machine's own, it needs a token.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; one that others reach needs a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8000,
-    token: Annotated[
-        str | None, typer.Option(envvar="CCLNET_TOKEN", help="Secret that every request must send.")
-    ] = None,
+    token: Annotated[str | None, typer.Option(envvar="CCLNET_TOKEN", help="Secret that requests must send.")] = None,
     allow_host: Annotated[list[str] | None, typer.Option(help="A further host name of the server.")] = None,
     examples: Annotated[bool, typer.Option("--examples", help="Show images of the training set.")] = False,
-    data: Annotated[str | None, typer.Option(help="Where the images are, if they have moved since training.")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Store uploads in this folder. Default: nothing is stored.")] = (
-        None
-    ),
+    data: MovedData = None,
+    keep: Annotated[Path | None, typer.Option(help="Store uploads in this folder. Default: nothing is stored.")] = None,
     max_megabytes: Annotated[float, typer.Option(help="Largest image file.")] = 20.0,
     max_megapixels: Annotated[float, typer.Option(help="Largest image, by its header.")] = 50.0,
     max_seconds: Annotated[float, typer.Option(help="Time limit of upload, decoding and answer, each.")] = 30.0,
     batch: Annotated[int, typer.Option(help="Largest batch.")] = 16,
     decoders: Annotated[int | None, typer.Option(help="Decoding processes. Default: one per core, up to 4.")] = None,
     readers: Annotated[int | None, typer.Option(hidden=True, help="Old name of --decoders.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Accelerator = "auto",
     engine: Annotated[str, typer.Option(help="auto, onnx or torch. auto: onnx on a CPU, torch on a GPU.")] = "auto",
 ) -> None:
     """Serve RUN as a web page to drop images on and as an API; only on this machine unless --host is given."""
@@ -45,22 +40,11 @@ def serve(
         raise InputError(f"serving needs {error.name}: pip install 'cclnet[serve,export]'") from error
     if not hasattr(os, "fork"):
         raise InputError("cclnet serve needs Linux or macOS: on Windows use WSL, or cclnet predict.")
-    from cclnet.deploy.serve.limits import Limits
+    from cclnet.deploy.serve.limits import Limits, ServeSettings
     from cclnet.deploy.serve.server import serve as run_server
 
     limits = Limits(upload_bytes=round(max_megabytes * 2**20), pixels=round(max_megapixels * 1e6), seconds=max_seconds)
-    run_server(
-        run,
-        host=host,
-        port=port,
-        token=token,
-        allowed_hosts=tuple(allow_host or ()),
-        examples=examples,
-        data=data,
-        keep=keep,
-        limits=limits,
-        max_batch=batch,
-        decoders=decoders if decoders is not None else readers,
-        device=device,
-        engine=engine,
-    )
+    count = decoders if decoders is not None else readers
+    hosts = tuple(allow_host or ())
+    settings = ServeSettings("", limits, batch, count, keep, host=host, allowed_hosts=hosts, token=token)
+    run_server(run, settings, port=port, examples=examples, data=data, device=device, engine=engine)

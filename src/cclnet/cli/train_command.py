@@ -30,17 +30,10 @@ def train(
     """
     from cclnet.api import train as run_training
 
+    machine: dict[str, Any] = {"accelerator": accelerator, "devices": devices}
     try:
         run_training(
-            data or None,
-            out,
-            resume=resume,
-            recipe=recipe,
-            accelerator=accelerator,
-            devices=devices,
-            progress=not quiet,
-            summary=True,
-            **settings,
+            data or None, out, resume=resume, recipe=recipe, progress=not quiet, summary=True, **machine, **settings
         )
     except Interrupted as stopped:
         Console(stderr=True).print(f"[yellow]{stopped}[/yellow]", highlight=False)

@@ -34,15 +34,12 @@ class TrainerModel(nn.Module):
 def method_callback(network: CCLNet, clip_norm: float | None = None) -> Any:
     """A callback for the Trainer that calls ``end_epoch`` of the method and clips each parameter group by its own norm.
 
-    ``max_grad_norm`` of the Trainer uses one norm over all parameters, so the gradient of the head would shrink the
-    step of the network. It must be 0 with ``clip_norm``.
+    With one norm over all parameters (``max_grad_norm``), the gradient of the head would shrink the network's step.
     """
     try:
         from transformers import TrainerCallback
     except ImportError as error:
-        raise InputError(
-            "the Hugging Face Trainer needs transformers and accelerate: pip install 'cclnet[huggingface]'"
-        ) from error
+        raise InputError("the Trainer needs transformers and accelerate: pip install 'cclnet[huggingface]'") from error
 
     class MethodCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

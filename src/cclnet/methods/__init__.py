@@ -70,9 +70,8 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 
 def register_method(name: str, method: Callable[..., Method]) -> None:
-    """Add a method to ``METHODS``, from any program or package: a ``Method`` subclass, or a ``partial`` of one.
+    """Add a ``Method`` subclass, or a ``partial`` of one, to ``METHODS``, for all commands and functions to use.
 
-    It is then known to ``build_method``, ``CCLNet(method=name)``, training, comparisons and ``cclnet methods``.
     Register at the top level of a module: comparisons train in new processes, which import the main module again.
     """
     kind = _class_of(method)
@@ -88,7 +87,7 @@ def _class_of(factory: Callable[..., Method]) -> Any:
 
 
 def method_class(name: str) -> type[Method]:
-    """The class of a method, whose attributes say what the method needs and does."""
+    """The class of a method."""
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     kind: type[Method] = _class_of(METHODS[name])
@@ -105,24 +104,17 @@ def methods_for(multilabel: bool) -> list[str]:
 
 
 def check_method_fits(name: str, multilabel: bool, classes_balanced: bool = False) -> None:
-    """Raise an InputError when a method does not fit the labels of the data, or the way the loader balances classes.
-
-    Args:
-        name: the method.
-        multilabel: whether images of the data set may have several labels.
-        classes_balanced: whether the settings class_weights or balanced_sampling are on.
-    """
+    """Raise an InputError when a method does not fit the labels of the data, or class_weights or balanced_sampling."""
     kind = method_class(name)
     if multilabel and not kind.multilabel:
         raise InputError(
-            f"method '{name}' is for one label per image, but images of this data set may have several labels, or "
-            "none. Use 'ccl-multilabel' (soft labels) or 'bce' (hard labels)."
+            f"method '{name}' is for one label per image, but images of this data set may have several, or none. "
+            "Use 'ccl-multilabel' (soft labels) or 'bce' (hard labels)."
         )
     if kind.multilabel and not multilabel:
         raise InputError(
             f"method '{name}' is multi-label, but images of this data set have one label each. Use "
-            f"'{kind.single_label_counterpart}', its single-label counterpart, or another single-label method: "
-            f"{', '.join(methods_for(False))}."
+            f"'{kind.single_label_counterpart}', or another single-label method: {', '.join(methods_for(False))}."
         )
     if kind.balances_classes and classes_balanced:
         raise InputError(
@@ -138,8 +130,7 @@ def method_settings(name: str) -> dict[str, Any]:
     {'epsilon': 0.1, 'prior': True}
     """
     method_class(name)  # an unknown name is an error
-    parameters = inspect.signature(METHODS[name]).parameters
-    return {key: p.default for key, p in parameters.items() if key != "classes"}
+    return {key: p.default for key, p in inspect.signature(METHODS[name]).parameters.items() if key != "classes"}
 
 
 def build_method(name: str, classes: Classes, settings: Mapping[str, Any] | None = None) -> Method:
@@ -156,20 +147,18 @@ def build_method(name: str, classes: Classes, settings: Mapping[str, Any] | None
 
 
 def _check_type(method: str, key: str, value: Any, default: Any) -> None:
-    """Raise an InputError when a setting does not have the type of its default. A default of None allows any type."""
-    if default is None:
+    """Raise an InputError unless a setting has the type of its default. A default of None allows any type."""
+    if default is None or (value is None and type(default) is int):  # None turns a count such as patience off
         return
     number = (int, float)
     wanted = bool if isinstance(default, bool) else number if isinstance(default, number) else type(default)
-    if wanted is number and value is None and not isinstance(default, float):
-        return  # a count that None turns off, such as patience
-    kinds = (list, tuple) if wanted is tuple else wanted
-    if not isinstance(value, kinds) or (wanted is number and isinstance(value, bool)):
-        words = {bool: "true or false", number: "a number", tuple: "a list", str: "a string"}[wanted]
+    words = {bool: "true or false", number: "a number", tuple: "a list", str: "a string"}.get(wanted, str(wanted))
+    fits = isinstance(value, (list, tuple) if wanted is tuple else wanted)
+    fits = fits and (wanted is bool or not isinstance(value, bool))
+    if fits and wanted is tuple and default and isinstance(default[0], int):
+        words, fits = "a list of integers", all(type(item) is int for item in value)
+    if not fits:
         raise InputError(f"setting {key} of method '{method}' must be {words}, got {value!r}.")
-    integers = wanted is tuple and default and isinstance(default[0], int)
-    if integers and isinstance(value, (list, tuple)) and not all(type(item) is int for item in value):
-        raise InputError(f"setting {key} of method '{method}' must be a list of integers, got {list(value)!r}.")
 
 
 def method_card(name: str) -> str:

@@ -1,13 +1,11 @@
 """The protocol of a method: a module that turns features, logits and labels into loss terms.
 
-A method declares what it needs and does by class attributes, so that training, the comparison of methods and the report
-never name one. To add a method, write a subclass of ``Method`` and its card, and add one line to ``METHODS``, or call
-``cclnet.register_method`` from another package.
+A method declares what it needs and does by class attributes, so no other code names a method. To add one, write a
+subclass of ``Method`` and its card, and add a line to ``METHODS`` or call ``cclnet.register_method``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -17,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.errors import InputError
+from cclnet.errors import InputError, check_range
 from cclnet.head import Float64Buffers, check_labels
 
 # Former names of settings, which stay accepted: old settings files and results use them.
@@ -34,17 +32,14 @@ class Classes:
     counts: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.num_classes < 2:
-            raise InputError(f"a classifier needs at least 2 classes, got {self.num_classes}.")
+        check_range("num_classes", self.num_classes, "[2, inf)", "a classifier needs at least 2 classes")
         if self.counts is not None and len(self.counts) != self.num_classes:
             raise InputError(f"expected {self.num_classes} class counts, got {len(self.counts)}.")
 
     def prior(self) -> Tensor:
         """Class frequencies of the training images, [K] float64."""
         if self.counts is None:
-            raise InputError(
-                "this method needs the class frequencies of the training images: pass class_counts, one per class."
-            )
+            raise InputError("this method needs the number of training images per class: pass class_counts.")
         counts = torch.tensor(self.counts, dtype=torch.float64)
         return counts / counts.sum()
 
@@ -67,22 +62,14 @@ class Method(Float64Buffers):
     of mixed images, or multi-hot targets [N, K] where ``multilabel`` is true. ``weight`` [N] weights the images.
 
     The keyword arguments of ``__init__`` after ``classes`` are the settings of the method; each needs a default.
-
-    Class attributes:
-        multilabel: an image may have several labels, or none.
-        needs_order: the classes must be ordered, so a comparison of all methods leaves this one out.
-        balances_classes: compensates class frequencies itself, so class_weights and balanced_sampling are an error.
-        baseline: hard labels; a comparison of methods uses it as the reference.
-        single_label_counterpart: for a multi-label method, the name of the method to use for one label per image.
-        card: the card in Markdown, or the name of a .md file beside the module; by default the file is named after the
-            module. A method without either shows its docstring.
     """
 
-    multilabel: ClassVar[bool] = False
-    needs_order: ClassVar[bool] = False
-    balances_classes: ClassVar[bool] = False
-    baseline: ClassVar[bool] = False
-    single_label_counterpart: ClassVar[str] = "hard"
+    multilabel: ClassVar[bool] = False  # an image may have several labels, or none
+    needs_order: ClassVar[bool] = False  # classes must be ordered, so a comparison of all methods leaves this one out
+    balances_classes: ClassVar[bool] = False  # itself, so class_weights and balanced_sampling are an error
+    baseline: ClassVar[bool] = False  # hard labels: the reference in a comparison of methods
+    single_label_counterpart: ClassVar[str] = "hard"  # of a multi-label method
+    # Markdown, or the name of a .md file beside the module. Default: the file named after the module, or the docstring.
     card: ClassVar[str] = ""
 
     def __init__(self, classes: Classes) -> None:
@@ -97,7 +84,7 @@ class Method(Float64Buffers):
         check_labels(labels, len(logits), self.classes.num_classes)
 
     def soft_labels(self) -> Tensor | None:
-        """The label distributions in use, [K, K], or None if the method has no such table."""
+        """The label distributions in use, [K, K], row k for class k, or None if the method has no such table."""
         return None
 
     @property
@@ -106,10 +93,7 @@ class Method(Float64Buffers):
         return 0.0
 
     def target(self) -> Tensor | None:
-        """The distribution that the network is trained towards for each class, [K, K], or None if there is none.
-
-        ``functional.unsoften`` removes its effect from predictions.
-        """
+        """The distribution that the network is trained towards for each class, [K, K], or None if there is none."""
         labels = self.soft_labels()
         if labels is None:
             return None
@@ -117,8 +101,7 @@ class Method(Float64Buffers):
         return self.hard_share * hard + (1.0 - self.hard_share) * labels.detach()
 
     def end_epoch(self) -> dict[str, float]:
-        """Called once after each epoch; returns diagnostics to log. A method that learns its soft labels returns their
-        ``softness``, and ``frozen`` if it can freeze them."""
+        """Called once after each epoch; returns values to log: ``softness`` of learned soft labels, ``frozen``, …"""
         return {}
 
     @property
@@ -145,6 +128,25 @@ class FixedTableMethod(Method):
         return self.table
 
 
+class SoftLabelMethod(Method):
+    """``L = CE(q, y) + w KL(p_y ‖ q)`` with learned soft labels p."""
+
+    def __init__(self, classes: Classes, kl_weight: float) -> None:
+        super().__init__(classes)
+        hint = "the weight of KL(p_y ‖ q); the paper uses 1, and 0 is hard labels"
+        self.kl_weight = check_range("kl_weight", kl_weight, "[0, inf)", hint)
+
+    def loss(self, logits: Tensor, labels: Tensor, target: Tensor, weight: Tensor | None, **terms: Tensor) -> Loss:
+        """The loss for the soft targets [N, K] of the images, plus further terms."""
+        cross_entropy = functional.cross_entropy(logits, labels, weight)
+        kl = self.kl_weight * functional.kl_to_target(logits, target, weight)
+        return Loss.of(cross_entropy=cross_entropy, kl=kl, **terms)
+
+    @property
+    def hard_share(self) -> float:
+        return 1.0 / (1.0 + self.kl_weight)
+
+
 def table_target(table: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     """The soft target of each image, [N, K], in the precision of the loss: float32, or float64 for float64 logits."""
     return functional.rows_of(table.to(torch.promote_types(logits.dtype, torch.float32)), labels)
@@ -153,23 +155,12 @@ def table_target(table: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
 def sum_over_processes(batch_sum: Tensor) -> Tensor:
     """``batch_sum`` added up over all processes, in place.
 
-    Methods call it in every step because distributed data parallel overwrites buffers with those of process 0 at every
-    step, and because a checkpoint stores the state of one process.
+    Methods call it in every step, because distributed data parallel overwrites buffers with those of process 0, and
+    because a checkpoint stores the state of one process: equal buffers make a resumed run exact.
     """
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(batch_sum)
     return batch_sum
-
-
-def check_weight(name: str, value: float, meaning: str, usual: str) -> float:
-    """``value`` if it is finite and not negative, else an InputError."""
-    if not 0.0 <= value < math.inf:
-        raise InputError(f"{name}, {meaning}, must be finite and not negative, got {value}. {usual}")
-    return value
-
-
-def check_kl_weight(kl_weight: float) -> float:
-    return check_weight("kl_weight", kl_weight, "the weight of KL(p_y ‖ q)", "The paper uses 1; 0 is hard labels.")
 
 
 def rename_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,19 +8,18 @@ from torch import Tensor
 
 from cclnet import functional
 from cclnet.head import CCLHead
-from cclnet.methods.base import Classes, Loss, Method, check_kl_weight
+from cclnet.methods.base import Classes, Loss, SoftLabelMethod
 
 
-class DictionaryMethod(Method):
+class DictionaryMethod(SoftLabelMethod):
     """``L = CE(q, y) + w KL(p_y ‖ q)`` for the network, plus the loss of the head that learns p, in one sum.
 
-    As in the algorithm of the paper, the soft labels p are those of the dictionary before the step and constant for
-    the network, and the head gets detached features. Neither gradient reaches the other part.
+    As in the paper, p comes from the dictionary before the step and is constant for the network, and the head gets
+    detached features. Neither gradient reaches the other part.
     """
 
     def __init__(self, classes: Classes, head: CCLHead, kl_weight: float) -> None:
-        super().__init__(classes)
-        self.kl_weight = check_kl_weight(kl_weight)
+        super().__init__(classes, kl_weight)
         self.head = head
 
     def head_weight(self, labels: Tensor, weight: Tensor | None) -> Tensor | None:
@@ -30,15 +29,7 @@ class DictionaryMethod(Method):
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         head_terms = self.head(features, labels, self.head_weight(labels, weight))  # first: it checks the batch
         target = functional.rows_of(self.head.soft_labels(), labels)
-        return Loss.of(
-            cross_entropy=functional.cross_entropy(logits, labels, weight),
-            kl=self.kl_weight * functional.kl_to_target(logits, target, weight),
-            **head_terms,
-        )
-
-    @property
-    def hard_share(self) -> float:
-        return 1.0 / (1.0 + self.kl_weight)
+        return self.loss(logits, labels, target, weight, **head_terms)
 
     def soft_labels(self) -> Tensor:
         return self.head.soft_labels()
@@ -66,15 +57,6 @@ class CCL(DictionaryMethod):
         temperature: float = 1.0,
         sharpen: float = 1.0,
     ) -> None:
-        head = CCLHead(
-            classes.in_features,
-            classes.num_classes,
-            widths=widths,
-            margin=margin,
-            correlation_weight=correlation_weight,
-            patience=patience,
-            dictionary_norm=dictionary_norm,
-            temperature=temperature,
-            sharpen=sharpen,
-        )
+        size = classes.in_features, classes.num_classes
+        head = CCLHead(*size, widths, margin, correlation_weight, patience, dictionary_norm, temperature, sharpen)
         super().__init__(classes, head, kl_weight)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.errors import InputError, unknown
+from cclnet.errors import InputError, check_range, unknown
 from cclnet.head import CCLHead
 from cclnet.methods.base import Classes
 from cclnet.methods.ccl import DictionaryMethod
-from cclnet.methods.class_geometry import check_freeze_ratio
+from cclnet.methods.class_geometry import FREEZE_RATIO
 
 BALANCES = ("weights", "prior")
 
 
 class CCLBalanced(DictionaryMethod):
-    """``ccl`` with two changes to the head: its cross entropy is class-balanced, and the freeze rule watches how
-    unequal the distances between classes are instead of softness.
+    """``ccl`` with two changes to the head: its cross entropy is class-balanced, and it is a ``BalancedHead``.
 
     ``balance`` "weights" weights each image by ``N / (K n_y)``; "prior" adds ``log(n_k / N)`` to the logits of the head
     during training, so that its distances need not encode the class frequencies.
@@ -47,17 +47,9 @@ class CCLBalanced(DictionaryMethod):
         if not bool((prior > 0).all()):
             empty = [k for k, share in enumerate(prior.tolist()) if share == 0]
             raise InputError(f"ccl-balanced needs training images of every class; classes {empty} have none.")
+        size = classes.in_features, classes.num_classes
         head = BalancedHead(
-            classes.in_features,
-            classes.num_classes,
-            freeze_ratio,
-            widths=widths,
-            margin=margin,
-            correlation_weight=correlation_weight,
-            patience=None,
-            dictionary_norm=dictionary_norm,
-            temperature=temperature,
-            sharpen=sharpen,
+            freeze_ratio, *size, widths, margin, correlation_weight, None, dictionary_norm, temperature, sharpen
         )
         if balance == "prior":
             head.prior_logits.copy_(prior.log())
@@ -71,27 +63,25 @@ class CCLBalanced(DictionaryMethod):
 
 
 class BalancedHead(CCLHead):
-    """A CCL head that freezes when the structure of its dictionary falls below ``freeze_ratio`` times its maximum.
+    """A ``CCLHead(*args, **settings)`` that freezes when its structure falls below ``freeze_ratio`` times its maximum.
 
-    Structure is the standard deviation of the distances between class embeddings; a ratio of 0 never freezes. Training
-    ends at the collapse point, with all classes equally far apart. Before that, the least similar classes separate
-    first, and this order is lost if the freeze waits until all have separated.
+    Structure is the standard deviation of the distances between class embeddings. Training ends at the collapse point,
+    with all classes equally far apart, where the order in which they separated is lost.
     """
 
     prior_logits: Tensor
     max_structure: Tensor
 
-    def __init__(self, in_features: int, num_classes: int, freeze_ratio: float = 0.5, **settings: object) -> None:
-        super().__init__(in_features, num_classes, **settings)  # type: ignore[arg-type]
-        self.freeze_ratio = check_freeze_ratio(freeze_ratio, "0.5")
-        self.register_buffer("prior_logits", torch.zeros(num_classes), persistent=False)
+    def __init__(self, freeze_ratio: float, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.freeze_ratio = check_range("freeze_ratio", freeze_ratio, "[0, 1)", FREEZE_RATIO)
+        self.register_buffer("prior_logits", torch.zeros(self.num_classes), persistent=False)
         self.register_buffer("max_structure", torch.tensor(0.0))
 
     def logits(self, features: Tensor) -> Tensor:
         return super().logits(features) + self.prior_logits
 
     def structure(self) -> Tensor:
-        """Standard deviation of the distances between different classes; 0 if all are equally far apart."""
         distance = functional.dictionary_distance(self.dictionary.detach())
         pairs = distance[~torch.eye(self.num_classes, dtype=torch.bool, device=distance.device)]
         return pairs.std(correction=0)

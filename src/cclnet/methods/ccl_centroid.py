@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.errors import InputError, NotFinite
+from cclnet.errors import NotFinite, check_range
 from cclnet.head import check_batch
-from cclnet.methods.base import Classes, Loss, Method, check_kl_weight, sum_over_processes, table_target
+from cclnet.methods.base import Classes, Loss, SoftLabelMethod, sum_over_processes, table_target
 from cclnet.methods.class_geometry import (
+    FREEZE_RATIO,
     ClassGeometry,
     batch_moments,
-    check_freeze_ratio,
     corrected_distances,
     geometry_from_means,
     scale_to_unit_mean,
@@ -25,30 +25,21 @@ BISECTIONS = 60  # of the interval of the temperature: float64 accuracy
 
 
 class ClassDistances(NamedTuple):
-    """Distances between the classes in one epoch.
+    """Distances between the classes in one epoch."""
 
-    Attributes:
-        distance: of each pair of classes, with mean one, [K, K].
-        known: pairs whose distance is known, [K, K].
-        structure: standard deviation of the distances between class centres; 0 if all classes are equally far apart.
-        above_noise: whether these distances exceed sampling noise.
-    """
-
-    distance: Tensor
-    known: Tensor
-    structure: Tensor
-    above_noise: Tensor
+    distance: Tensor  # of each pair of classes, with mean one, [K, K]
+    known: Tensor  # pairs whose distance is known, [K, K]
+    structure: Tensor  # standard deviation of the distances of centres; 0 if all classes are equally far apart
+    above_noise: Tensor  # whether the distances of centres exceed sampling noise
 
 
-class CCLCentroid(Method):
+class CCLCentroid(SoftLabelMethod):
     """``L = CE(q, y) + w KL(p_y ‖ q)`` with ``p = softmax(−d / T)``: d are Mahalanobis distances between the mean
     features of the classes, and T is solved so that p has the requested softness.
 
     Every training step adds its features (signed square root, L2-normalised, without gradient) to the moments of the
     epoch; ``end_epoch()`` computes the soft labels of the next epoch. In the first epoch, and for a class without
     images, the label is uniformly smoothed with the same softness.
-
-    All state is in buffers that are equal on all processes, so a run resumed within an epoch continues exactly.
     """
 
     moments: Tensor
@@ -68,25 +59,18 @@ class CCLCentroid(Method):
         centre: bool = False,
         kl_weight: float = 1.0,
     ) -> None:
-        super().__init__(classes)
+        super().__init__(classes, kl_weight)
         size = classes.num_classes
-        if not 1.0 / size < softness < 1.0:
-            raise InputError(
-                f"softness, the mean probability of the own class, must lie between 1/{size} (uniform) and 1 (hard "
-                f"labels), got {softness}. Usual is 0.6 to 0.9."
-            )
-        if not 0.0 <= ema_decay <= 1.0:
-            raise InputError(
-                "ema_decay, the factor on the weight of earlier epochs, must lie in [0, 1], got "
-                f"{ema_decay}. 0 uses the last epoch alone, 1 the mean of all; usual is 0.5."
-            )
-        self.softness, self.ema_decay, self.kl_weight = softness, ema_decay, check_kl_weight(kl_weight)
-        self.freeze_ratio = check_freeze_ratio(freeze_ratio, "0.3")
+        hint = f"the mean probability of the own class, from 1/{size} (uniform) to 1 (hard labels), usually 0.6 to 0.9"
+        self.softness = check_range("softness", softness, f"({1.0 / size}, 1)", hint)
+        hint = "the factor on the weight of earlier epochs; 0 uses the last epoch alone, 1 the mean of all"
+        self.ema_decay = check_range("ema_decay", ema_decay, "[0, 1]", hint)
+        self.freeze_ratio = check_range("freeze_ratio", freeze_ratio, "[0, 1)", FREEZE_RATIO)
         self.whiten, self.centre = whiten, centre
         width = size + classes.in_features + 1
         self.register_buffer("moments", torch.zeros(width, width, dtype=torch.float64))
-        self.register_buffer("distance_sum", torch.zeros(size, size, dtype=torch.float64))
-        self.register_buffer("distance_weight", torch.zeros(size, size, dtype=torch.float64))
+        for name in ("distance_sum", "distance_weight"):
+            self.register_buffer(name, torch.zeros(size, size, dtype=torch.float64))
         self.register_buffer("max_structure", torch.tensor(0.0, dtype=torch.float64))
         self.register_buffer("frozen_flag", torch.tensor(False))
         self.register_buffer("table", labels_at_softness(self.distance_sum, self.distance_weight, softness))
@@ -95,11 +79,7 @@ class CCLCentroid(Method):
         check_batch(features, labels, self.classes.in_features, self.classes.num_classes)
         if self.training:
             self.accumulate(features.detach(), labels)
-        target = table_target(self.table, logits, labels)
-        return Loss.of(
-            cross_entropy=functional.cross_entropy(logits, labels, weight),
-            kl=self.kl_weight * functional.kl_to_target(logits, target, weight),
-        )
+        return self.loss(logits, labels, table_target(self.table, logits, labels), weight)
 
     @torch.no_grad()
     def accumulate(self, features: Tensor, labels: Tensor) -> None:
@@ -107,23 +87,16 @@ class CCLCentroid(Method):
         self.moments.add_(sum_over_processes(batch_moments(features, labels, self.classes.num_classes)))
 
     def geometry(self) -> ClassGeometry:
-        """Positions of the classes in this epoch."""
         return geometry_from_means(self.moments, self.classes.num_classes, self.classes.counts)
 
     def distances(self, geometry: ClassGeometry) -> ClassDistances:
-        """Distances between the classes in this epoch."""
         corrected, noise = corrected_distances(geometry, self.whiten, self.centre)
         distance, known = scale_to_unit_mean(corrected, geometry.known), geometry.known
         mean = distance.sum() / known.sum().clamp(min=1)
         structure = (((distance - mean).square() * known).sum() / known.sum().clamp(min=1)).sqrt()
         return ClassDistances(distance, known, structure, corrected.sum() > noise.sum())
 
-    @property
-    def hard_share(self) -> float:
-        return 1.0 / (1.0 + self.kl_weight)
-
     def soft_labels(self) -> Tensor:
-        """The label distributions in use, [K, K] float64."""
         return self.table.clone()
 
     @torch.no_grad()
@@ -144,11 +117,8 @@ class CCLCentroid(Method):
         for running, new in ((self.distance_sum, distance), (self.distance_weight, torch.ones_like(distance))):
             running.copy_(torch.where(update, self.ema_decay * running + new, running))
         self.table.copy_(labels_at_softness(self.distance_sum, self.distance_weight, self.softness))
-        return {
-            "softness": float(functional.softness(self.table)),
-            "structure": float(structure),
-            "frozen": float(self.frozen_flag),
-        }
+        logged = {"softness": functional.softness(self.table), "structure": structure, "frozen": self.frozen_flag}
+        return {name: float(value) for name, value in logged.items()}
 
 
 def labels_at_softness(distance_sum: Tensor, distance_weight: Tensor, softness: float) -> Tensor:

@@ -6,15 +6,10 @@ import torch
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.errors import InputError
+from cclnet.errors import check_range
 from cclnet.methods.base import Classes, sum_over_processes
 from cclnet.methods.ccl_centroid import CCLCentroid, ClassDistances
-from cclnet.methods.class_geometry import (
-    ClassGeometry,
-    scale_to_unit_mean,
-    signed_sqrt_normalized,
-    within_class_spread,
-)
+from cclnet.methods.class_geometry import ClassGeometry, scale_to_unit_mean, signed_sqrt_normalized, within_class_spread
 
 LDA_TEMPERATURE = 3.0  # of the LDA probabilities, so that small confusion probabilities remain distinguishable
 
@@ -43,12 +38,8 @@ class CCLConfusion(CCLCentroid):
         kl_weight: float = 1.0,
     ) -> None:
         super().__init__(classes, softness, ema_decay, freeze_ratio, kl_weight=kl_weight)
-        if not 0.0 <= confusion_weight <= 1.0:
-            raise InputError(
-                "confusion_weight, the weight of the confusion distance, must lie in [0, 1], got "
-                f"{confusion_weight}. 0 is ccl-centroid; usual is 0.5."
-            )
-        self.confusion_weight = confusion_weight
+        hint = "the weight of the confusion distance; 0 is ccl-centroid, usual is 0.5"
+        self.confusion_weight = check_range("confusion_weight", confusion_weight, "[0, 1]", hint)
         size = classes.num_classes
         self.register_buffer("lda", torch.zeros(size, classes.in_features + 2, dtype=torch.float64))
         self.register_buffer("lda_knows", torch.zeros(size, dtype=torch.bool))

@@ -21,9 +21,8 @@ class CCLMultilabel(CCLCentroid):
     """``L = BCE(q, m) + w KL(t ‖ q)`` for multi-hot targets m, with ``t_k = 1 − Π_j (1 − m_j p_jk)``; p as in
     ``ccl-centroid``, with class effects in place of class means.
 
-    The effect of a class is what its presence adds to the normalised feature with all other classes fixed: the least
-    squares coefficients of the features on the multi-hot targets. If every image has one label, effects differ exactly
-    as class means do, and the targets are those of ``ccl-centroid``.
+    The effect of a class is what its presence adds to the normalised feature with all other classes fixed. If every
+    image has one label, effects differ exactly as class means do, and the targets are those of ``ccl-centroid``.
     """
 
     multilabel = True
@@ -41,8 +40,7 @@ class CCLMultilabel(CCLCentroid):
         )
 
     def target(self) -> None:
-        """None: each class has its own probability, so there is no distribution per class."""
-        return None
+        return None  # each class has its own probability: there is no distribution over the classes
 
     def geometry(self) -> ClassGeometry:
         return geometry_from_effects(self.moments, self.classes.num_classes)
@@ -63,9 +61,8 @@ def geometry_from_effects(moments: Tensor, num_classes: int) -> ClassGeometry:
     vectors = vectors * spanned
     inverse = (vectors / values.where(spanned, 1.0)) @ vectors.mT
     effects = inverse @ cross
-    within = moments[num_classes:-1, num_classes:-1] - cross.mT @ effects
     degrees_of_freedom = (moments[-1, -1] - spanned.sum()).clamp(min=1.0)
-    within = within / degrees_of_freedom
+    within = (moments[num_classes:-1, num_classes:-1] - cross.mT @ effects) / degrees_of_freedom
 
     outside = torch.eye(len(gram), dtype=gram.dtype, device=gram.device) - vectors @ vectors.mT
     variance, unspanned = _of_contrasts(inverse)[:-1, :-1], _of_contrasts(outside)[:-1, :-1]

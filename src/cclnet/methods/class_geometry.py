@@ -10,16 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.errors import InputError
 
+FREEZE_RATIO = "the fraction of its maximum below which structure counts as lost; 0 never freezes"
 SHRINKAGE = 0.01  # of the within-class covariance towards a multiple of the identity, for directions without variance
 
 
 def signed_sqrt_normalized(features: Tensor) -> Tensor:
     """Signed square root of the features, L2-normalised: ``sign(f) √|f|`` / norm, [N, F] → [N, F] float64.
 
-    Pooled features are heavy-tailed. After the square root, mean and covariance describe the whole class and not its
-    few images with the largest activations.
+    Pooled features are heavy-tailed: without the root, a few images with large activations would dominate the moments.
 
     >>> signed_sqrt_normalized(torch.tensor([[9.0, -16.0]]))
     tensor([[ 0.6000, -0.8000]], dtype=torch.float64)
@@ -45,21 +44,13 @@ def batch_moments(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 
 class ClassGeometry(NamedTuple):
-    """Positions of the classes in feature space.
+    """Positions of the classes in feature space."""
 
-    Attributes:
-        centres: one position per class, [K, F]; only differences matter.
-        within: within-class covariance of the features, [F, F].
-        variance: sampling variance of the difference of two centres, [K, K], in units of ``within``.
-        known: pairs of classes whose difference can be estimated, [K, K].
-        degrees_of_freedom: of the estimate ``within``.
-    """
-
-    centres: Tensor
-    within: Tensor
-    variance: Tensor
-    known: Tensor
-    degrees_of_freedom: Tensor
+    centres: Tensor  # one position per class, [K, F]; only differences matter
+    within: Tensor  # within-class covariance of the features, [F, F]
+    variance: Tensor  # sampling variance of the difference of two centres, [K, K], in units of ``within``
+    known: Tensor  # pairs of classes whose difference can be estimated, [K, K]
+    degrees_of_freedom: Tensor  # of the estimate ``within``
 
 
 def geometry_from_means(moments: Tensor, num_classes: int, class_counts: Sequence[int] | None = None) -> ClassGeometry:
@@ -96,8 +87,8 @@ def corrected_distances(geometry: ClassGeometry, whiten: bool = True, centre: bo
     ``whiten`` gives squared Mahalanobis distances: directions that vary much within a class count less. ``centre``
     compares directions from the mean of all classes instead of positions, without a correction. Unknown pairs are 0.
 
-    Sampling noise alone puts an expected ``variance · v`` between two centres, with v the within-class spread. It is
-    largest for rare classes and would make them look dissimilar.
+    Sampling noise alone puts an expected ``variance · v`` between two centres, with v the within-class spread: most
+    between rare classes, which would look dissimilar.
     """
     centres, within, variance, known, _ = geometry
     spread = within.trace()
@@ -118,8 +109,7 @@ def within_class_spread(geometry: ClassGeometry) -> tuple[Tensor, Tensor]:
 
     With S the covariance and A the inverse of the shrunk one, ``u = trace(A S)`` is the effective number of
     directions. A is estimated from the same images as S, so u is too small. The correction ``v = u / (1 − u / df)`` is
-    that of generalised cross-validation: 10 % with ten times as many images as features, and tens of times u with as
-    many images as features.
+    that of generalised cross-validation.
     """
     within = geometry.within
     ridge = (SHRINKAGE * within.diagonal().mean()).clamp(min=1e-9)
@@ -132,13 +122,3 @@ def scale_to_unit_mean(distance: Tensor, known: Tensor) -> Tensor:
     """Distances [K, K], zero where not ``known``, divided by the mean of the known ones."""
     mean = distance.sum() / known.sum().clamp(min=1)
     return distance / torch.where(mean > 0, mean, 1.0)
-
-
-def check_freeze_ratio(freeze_ratio: float, usual: str) -> float:
-    """``freeze_ratio`` if it lies in [0, 1), else an InputError."""
-    if not 0.0 <= freeze_ratio < 1.0:
-        raise InputError(
-            "freeze_ratio, the fraction of its maximum below which structure counts as lost, must lie in [0, 1), got "
-            f"{freeze_ratio}. Usual is {usual}; 0 never freezes."
-        )
-    return freeze_ratio

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.methods.base import Classes, Loss, Method, check_weight
+from cclnet.errors import check_range
+from cclnet.methods.base import Classes, Loss, Method
 
 
 class ConfidencePenalty(Method):
@@ -14,7 +15,7 @@ class ConfidencePenalty(Method):
 
     def __init__(self, classes: Classes, beta: float = 0.1) -> None:
         super().__init__(classes)
-        self.beta = check_weight("beta", beta, "the weight of the entropy", "Usual is 0.1.")
+        self.beta = check_range("beta", beta, "[0, inf)", "the weight of the entropy, usually 0.1")
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         self.check_labels(logits, labels)
@@ -27,8 +28,6 @@ class ConfidencePenalty(Method):
 @functional.full_precision
 def entropy(logits: Tensor, weight: Tensor | None = None) -> Tensor:
     """``H(p) = −Σ_k p_k log p_k`` with ``p = softmax(z)``, mean over the batch: [N, K] → scalar.
-
-    ``weight`` [N] weights the images.
 
     >>> entropy(torch.zeros(1, 4))
     tensor(1.3863)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.methods.base import Classes, Loss, Method, check_weight
+from cclnet.errors import check_range
+from cclnet.methods.base import Classes, Loss, Method
 
 
 class Focal(Method):
@@ -14,7 +15,7 @@ class Focal(Method):
 
     def __init__(self, classes: Classes, gamma: float = 3.0) -> None:
         super().__init__(classes)
-        self.gamma = check_weight("gamma", gamma, "the focusing exponent", "Usual is 2 or 3; 0 is cross entropy.")
+        self.gamma = check_range("gamma", gamma, "[0, inf)", "the focusing exponent, usually 2 or 3")
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         self.check_labels(logits, labels)

@@ -27,7 +27,6 @@ class BinaryCrossEntropy(Method):
 
     multilabel = True
     baseline = True
-    single_label_counterpart = "hard"
     card = "bce.md"
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:

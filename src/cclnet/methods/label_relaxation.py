@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.errors import InputError
+from cclnet.errors import InputError, check_range
 from cclnet.methods.base import Classes, Loss, Method
 
 
@@ -17,18 +17,13 @@ class LabelRelaxation(Method):
 
     def __init__(self, classes: Classes, alpha: float = 0.1) -> None:
         super().__init__(classes)
-        if not 0.0 <= alpha < 1.0:
-            raise InputError(
-                f"alpha, the probability left to the other classes, must lie in [0, 1), got {alpha}. Usual is 0.1."
-            )
-        self.alpha = alpha
+        self.alpha = check_range("alpha", alpha, "[0, 1)", "the probability left to the other classes, usually 0.1")
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         if labels.is_floating_point():
             raise InputError(
-                "label relaxation needs class indices [N], got class weights. Its target is the set of all "
-                "distributions that give one class at least 1 − alpha, and a mixture of two such sets is not "
-                "defined: turn mixup and cutmix off, or choose another method."
+                "label relaxation needs class indices [N], got class weights: its target is a set of distributions, "
+                "and a mixture of two such sets is not defined. So turn mixup and cutmix off, or choose another method."
             )
         self.check_labels(logits, labels)
         return Loss.of(label_relaxation=relaxation_loss(logits, labels, self.alpha, weight))

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.errors import InputError
-from cclnet.methods.base import Classes, Loss, Method, check_weight
+from cclnet.errors import check_range
+from cclnet.methods.base import Classes, Loss, Method
 
 
 class MarginSmoothing(Method):
@@ -15,10 +15,8 @@ class MarginSmoothing(Method):
 
     def __init__(self, classes: Classes, alpha: float = 0.1, margin: float = 10.0) -> None:
         super().__init__(classes)
-        self.alpha = check_weight("alpha", alpha, "the weight of the penalty", "Usual is 0.1.")
-        if not margin >= 0.0:
-            raise InputError(f"margin, a difference of logits, must not be negative, got {margin}. Usual is 10.")
-        self.margin = margin
+        self.alpha = check_range("alpha", alpha, "[0, inf)", "the weight of the penalty, usually 0.1")
+        self.margin = check_range("margin", margin, "[0, inf]", "a difference of logits, usually 10")
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         self.check_labels(logits, labels)
@@ -30,9 +28,7 @@ class MarginSmoothing(Method):
 
 @functional.full_precision
 def margin_penalty(logits: Tensor, margin: float = 10.0, weight: Tensor | None = None) -> Tensor:
-    """``1/K Σ_k relu(max_j z_j − z_k − m)``, mean over the batch: [N, K] → scalar.
-
-    The maximum carries gradient. ``weight`` [N] weights the images.
+    """``1/K Σ_k relu(max_j z_j − z_k − m)``, mean over the batch: [N, K] → scalar. The maximum carries gradient.
 
     >>> margin_penalty(torch.tensor([[14.0, 2.0]]))
     tensor(1.)

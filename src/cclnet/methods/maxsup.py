@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.methods.base import Classes, Loss, Method, check_weight
+from cclnet.errors import check_range
+from cclnet.methods.base import Classes, Loss, Method
 
 
 class MaxSup(Method):
@@ -13,7 +14,7 @@ class MaxSup(Method):
 
     def __init__(self, classes: Classes, alpha: float = 0.1) -> None:
         super().__init__(classes)
-        self.alpha = check_weight("alpha", alpha, "the weight of the penalty", "Usual is 0.1.")
+        self.alpha = check_range("alpha", alpha, "[0, inf)", "the weight of the penalty, usually 0.1")
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         self.check_labels(logits, labels)
@@ -25,9 +26,7 @@ class MaxSup(Method):
 
 @functional.full_precision
 def max_suppression(logits: Tensor, weight: Tensor | None = None) -> Tensor:
-    """``max_k z_k − 1/K Σ_k z_k``, mean over the batch: [N, K] → scalar.
-
-    The maximum carries gradient. ``weight`` [N] weights the images.
+    """``max_k z_k − 1/K Σ_k z_k``, mean over the batch: [N, K] → scalar. The maximum carries gradient.
 
     >>> import torch
     >>> max_suppression(torch.tensor([[3.0, 1.0, -1.0]]))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.errors import InputError
+from cclnet.errors import check_range
 from cclnet.methods.base import Classes, Loss, Method, sum_over_processes, table_target
 
 
@@ -15,8 +15,6 @@ class OnlineSmoothing(Method):
 
     Row k of S is the mean prediction over the images of class k that were predicted correctly in the last epoch; in the
     first epoch it is uniform. A class without correct predictions keeps its row.
-
-    All state is in buffers that are equal on all processes, so a run resumed within an epoch continues exactly.
     """
 
     table: Tensor
@@ -24,38 +22,27 @@ class OnlineSmoothing(Method):
 
     def __init__(self, classes: Classes, alpha: float = 0.5) -> None:
         super().__init__(classes)
-        if not 0.0 <= alpha <= 1.0:
-            raise InputError(f"alpha, the weight of the hard label, must lie in [0, 1], got {alpha}. Usual is 0.5.")
-        self.alpha = alpha
+        self.alpha = check_range("alpha", alpha, "[0, 1]", "the weight of the hard label, usually 0.5")
         size = classes.num_classes
         self.register_buffer("table", torch.full((size, size), 1.0 / size, dtype=torch.float64))
         self.register_buffer("seen", torch.zeros(size, size, dtype=torch.float64))
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         self.check_labels(logits, labels)
-        if self.training:
-            self.accumulate(logits.detach(), labels)
+        if self.training:  # a mixed image counts for its predicted class, with the weight of that class in the image
+            self.seen.add_(sum_over_processes(sum_correct_predictions(logits.detach(), labels.detach())))
         target = table_target(self.table, logits, labels)
         return Loss.of(
             cross_entropy=self.alpha * functional.cross_entropy(logits, labels, weight),
             online_cross_entropy=(1.0 - self.alpha) * functional.cross_entropy(logits, target, weight),
         )
 
-    @torch.no_grad()
-    def accumulate(self, logits: Tensor, labels: Tensor) -> None:
-        """Add the correct predictions of a batch to the rows of their classes.
-
-        A mixed image counts for its predicted class, with the weight of that class in the image. Weights of the images
-        are ignored.
-        """
-        self.seen.add_(sum_over_processes(sum_correct_predictions(logits, labels)))
-
     @property
     def hard_share(self) -> float:
         return self.alpha
 
     def soft_labels(self) -> Tensor:
-        """The table S in use, [K, K]. (The whole target is ``α y + (1 − α) S_y``.)"""
+        """The table S in use, [K, K]; the whole target is ``α y + (1 − α) S_y``."""
         return self.table.clone()
 
     @torch.no_grad()
@@ -71,8 +58,6 @@ class OnlineSmoothing(Method):
 @functional.full_precision
 def sum_correct_predictions(logits: Tensor, labels: Tensor) -> Tensor:
     """Sum of ``softmax(z)`` over the correctly predicted images of each class: [N, K] → [K, K] float64.
-
-    In float64 no GPU rounds the product to fewer digits.
 
     >>> sum_correct_predictions(torch.tensor([[2.0, 1.0], [0.0, 0.0], [9.0, 9.0]]), torch.tensor([0, 0, 1]))
     tensor([[1.2311, 0.7689],

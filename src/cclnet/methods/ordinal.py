@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from cclnet.errors import InputError
+from cclnet.errors import InputError, check_range
 from cclnet.methods.base import Classes, FixedTableMethod
 
 
@@ -38,11 +37,7 @@ def ordered_labels(positions: Sequence[float], sigma: float = 1.0) -> Tensor:
             [0.2740, 0.4520, 0.2740],
             [0.0780, 0.3480, 0.5740]], dtype=torch.float64)
     """
-    if not 0.0 < sigma < math.inf:
-        raise InputError(
-            f"sigma, the width of a label on the scale of the classes, must be a positive number, got {sigma}. "
-            "Usual is 1; labels become hard towards 0."
-        )
+    check_range("sigma", sigma, "(0, inf)", "the width of a label on the scale of the classes, usually 1")
     x = torch.tensor([float(position) for position in positions], dtype=torch.float64)
     if not bool(torch.isfinite(x).all()) or len(x.unique()) < len(x):
         raise InputError(

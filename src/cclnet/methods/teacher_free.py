@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from cclnet import functional
-from cclnet.errors import InputError
+from cclnet.errors import check_range
 from cclnet.methods.base import Classes, FixedTableMethod, Loss, table_target
 
 
@@ -18,10 +16,8 @@ class TeacherFree(FixedTableMethod):
     def __init__(
         self, classes: Classes, alpha: float = 0.1, temperature: float = 20.0, confidence: float = 0.99
     ) -> None:
-        if not 0.0 <= alpha <= 1.0:
-            raise InputError(f"alpha, the weight of the teacher, must lie in [0, 1], got {alpha}. Usual: 0.1 to 0.95.")
         super().__init__(classes, virtual_teacher(classes.num_classes, temperature, confidence))
-        self.alpha = alpha
+        self.alpha = check_range("alpha", alpha, "[0, 1]", "the weight of the teacher, usually 0.1 to 0.95")
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         self.check_labels(logits, labels)
@@ -43,12 +39,9 @@ def virtual_teacher(num_classes: int, temperature: float = 20.0, confidence: flo
     tensor([[0.8808, 0.1192],
             [0.1192, 0.8808]], dtype=torch.float64)
     """
-    if not 0.0 < temperature < math.inf:
-        raise InputError(f"temperature must be a positive number, got {temperature}. Usual is 20.")
-    if not 1.0 / num_classes < confidence <= 1.0:
-        raise InputError(
-            f"confidence must lie above 1/{num_classes} (uniform) and not above 1, got {confidence}. Usual is 0.99."
-        )
+    check_range("temperature", temperature, "(0, inf)", "usually 20")
+    hint = f"the probability of the correct class, from 1/{num_classes} (uniform) to 1, usually 0.99"
+    check_range("confidence", confidence, f"({1.0 / num_classes}, 1]", hint)
     eye = torch.eye(num_classes, dtype=torch.float64)
     teacher = confidence * eye + (1.0 - confidence) / (num_classes - 1) * (1.0 - eye)
     return torch.softmax(teacher / temperature, dim=1)

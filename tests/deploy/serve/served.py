@@ -18,9 +18,8 @@ from PIL import Image
 
 from cclnet.deploy.predictor import Model
 from cclnet.deploy.serve.app import create_app
-from cclnet.deploy.serve.limits import Limits
+from cclnet.deploy.serve.limits import Limits, ServeSettings
 from cclnet.deploy.serve.server import listen, make_server
-from cclnet.deploy.serve.service import ServeSettings
 from cclnet.errors import InputError
 from cclnet.runs.model import Calibration, FittedTemperature, ModelDescription, TrainedInfo
 
@@ -98,8 +97,7 @@ def serving(
     folder: Path, model: dict[str, Any] | None = None, token: str | None = None, **settings: Any
 ) -> Iterator[str]:
     """Serve the colour model; yield the address."""
-    names = {"allowed_hosts": settings.pop("allowed_hosts", ())}
     seconds = settings.pop("seconds_to_ask", 20.0)
-    made = ServeSettings(**{"name": "colours", "limits": LIMITS, "decoders": 1, **settings})
-    with running(create_app(colour_model(folder, **(model or {})), made, token=token, **names), seconds) as address:
+    made = ServeSettings(**{"name": "colours", "limits": LIMITS, "decoders": 1, "token": token, **settings})
+    with running(create_app(colour_model(folder, **(model or {})), made), seconds) as address:
         yield address

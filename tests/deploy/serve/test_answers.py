@@ -9,13 +9,24 @@ import pytest
 from served import colour_model
 
 from cclnet.deploy.predictor import Prediction
-from cclnet.deploy.serve.answers import explain_confidence, heat_location
+from cclnet.deploy.serve.answers import explain_confidence, heat_location, make_answer
+from cclnet.deploy.serve.decoding import Upload
 from cclnet.evaluation.decision import measure_curve
 
 
 def predicted(*p: float, multilabel: bool = False) -> Prediction:
     (found,) = colour_model(Path(), multilabel=multilabel).describe(np.array([p]))
     return found
+
+
+@pytest.mark.parametrize(
+    ("p", "words"), [(0.99, "Very sure"), (0.8, "Fairly sure"), (0.6, "Not very sure"), (0.4, "Unsure")]
+)
+def test_sureness(p: float, words: str) -> None:
+    upload = Upload(np.zeros((16, 16, 3), np.uint8), (0.0, 0.1, 1.0, 0.8), "hash", "")
+    answer = make_answer("m", colour_model(Path()), upload, np.array([p, (1 - p) / 2, (1 - p) / 2]), None, None)
+    assert (answer.label, answer.sureness) == ("red", words)
+    assert (answer.seen.left, answer.seen.top, answer.seen.width, answer.seen.height) == upload.seen
 
 
 def test_second_class_and_calibrated_frequency() -> None:

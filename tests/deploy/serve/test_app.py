@@ -141,6 +141,13 @@ def test_the_schema_and_its_page_name_every_call(client: httpx.Client) -> None:
     page = client.get("/docs").text
     assert all(path in page for path in schema["paths"])
     assert f"curl -F image=@photo.jpg &#39;{str(client.base_url).rstrip('/')}/predict" in page
+    for words in (
+        "list of SimilarClass",
+        "HeatMap, or null",
+        "list of list of number, or null",
+        "boolean, default false",
+    ):
+        assert f"<td>{words}</td>" in page
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, settings
 from served import colour_model, serving
 
 from cclnet.deploy.serve.app import create_app
-from cclnet.deploy.serve.service import ServeSettings
+from cclnet.deploy.serve.limits import ServeSettings
 
 schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis to try the API with")
 
 TOKEN = "k7Jq-4uPz_0aXw9Lm2Tr"
 SCHEMA = schemathesis.openapi.from_dict(
-    create_app(colour_model(Path("colours")), ServeSettings("colours"), token=TOKEN).openapi()
+    create_app(colour_model(Path("colours")), ServeSettings("colours", token=TOKEN)).openapi()
 )
 
 

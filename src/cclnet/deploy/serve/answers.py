@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
@@ -15,11 +11,12 @@ from cclnet import __version__
 from cclnet.data.image_io import FORMATS
 from cclnet.deploy.explain import enlarge
 from cclnet.deploy.predictor import Model, Prediction
-from cclnet.deploy.serve.decoding import Upload
-from cclnet.deploy.serve.limits import Limits
+from cclnet.deploy.serve.decoding import Upload, data_uri
+from cclnet.deploy.serve.limits import ServeSettings
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import AbstentionCurve
 
+Floats = npt.NDArray[np.float64]
 Heat = npt.NDArray[np.float32]
 NOTICE = (
     "Not a medical device. For research and teaching only: it does not replace an examination and must not be used to "
@@ -118,25 +115,29 @@ class ModelInfo(BaseModel):
     notice: str
 
 
-def model_info(name: str, model: Model, limits: Limits, *, heat_maps: bool, examples: bool, kept: bool) -> ModelInfo:
+def model_info(model: Model, settings: ServeSettings) -> ModelInfo:
+    from cclnet.report.html import evaluated_on, in_short
+
+    description, limits = model.description, settings.limits
+    scores = RunFolder(model.folder).read_scores()
     return ModelInfo(
-        name=name,
+        name=settings.name,
         classes=list(model.classes),
         multilabel=model.multilabel,
         calibrated=model.temperature is not None,
         temperature=model.temperature,
-        backbone=model.description.backbone,
-        method=model.description.method,
-        training_images=model.description.trained.images,
+        backbone=description.backbone,
+        method=description.method,
+        training_images=description.trained.images,
         engine=model.engine,
         device=model.device,
-        short_side=model.description.short_side,
-        crop=list(model.description.crop),
+        short_side=description.short_side,
+        crop=list(description.crop),
         soft_labels=None if model.soft_labels is None else model.soft_labels.tolist(),
-        judged=_evaluation(model.folder),
-        heat_maps=heat_maps,
-        examples=examples,
-        kept=kept,
+        judged=[] if scores is None else [f"Evaluated on {evaluated_on(scores)}.", *in_short(scores)],
+        heat_maps=model.has_maps,
+        examples=bool(settings.examples),
+        kept=settings.kept_in is not None,
         formats=[name for name in FORMATS if name != "DIB"] + ["DICOM"],
         limits=UploadLimits(bytes=limits.upload_bytes, pixels=limits.pixels, seconds=limits.seconds),
         version=__version__,
@@ -144,35 +145,21 @@ def model_info(name: str, model: Model, limits: Limits, *, heat_maps: bool, exam
     )
 
 
-def _evaluation(folder: Path) -> list[str]:
-    """Return the summary sentences of the report, or none if the model has not been evaluated."""
-    from cclnet.report.html import evaluated_on, in_short
-
-    scores = RunFolder(folder).read_scores()
-    return [] if scores is None else [f"Evaluated on {evaluated_on(scores)}.", *in_short(scores)]
-
-
 def make_answer(
-    name: str,
-    model: Model,
-    upload: Upload,
-    probabilities: npt.NDArray[np.float64],
-    heat: Heat | None,
-    curve: AbstentionCurve | None,
+    name: str, model: Model, upload: Upload, p: Floats, heat: Heat | None, curve: AbstentionCurve | None
 ) -> Answer:
     """Return the answer for one image from probabilities [K] and heat map [h', w'] of :meth:`Model.run`."""
-    (prediction,) = model.describe(probabilities[None])
-    left, top, width, height = upload.seen
+    (prediction,) = model.describe(p[None])
     ranked = prediction.top(len(model.classes))
     return Answer(
         label=prediction.label,
         confidence=prediction.confidence,
-        sureness=sureness(prediction.confidence),
+        sureness=next(text for minimum, text in LEVELS if prediction.confidence >= minimum),
         words=explain_confidence(prediction, model.multilabel, model.temperature is not None, curve),
         probabilities=[ClassProbability(name=n, probability=p) for n, p in ranked],
         similar=[SimilarClass(name=n, weight=w) for n, w in prediction.similar],
         heat=None if heat is None else _heat_map(ranked[0][0], enlarge(heat, model.description.crop)),
-        seen=Seen(left=left, top=top, width=width, height=height),
+        seen=Seen(**dict(zip(("left", "top", "width", "height"), upload.seen, strict=True))),
         picture=upload.picture or None,
         sha256=upload.sha256,
         model=name,
@@ -181,61 +168,40 @@ def make_answer(
 
 
 def _heat_map(of: str, heat: Heat) -> HeatMap:
-    file = io.BytesIO()
-    Image.fromarray(np.rint(255 * heat).astype(np.uint8)).save(file, "PNG", compress_level=3)
-    png = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    png = data_uri(Image.fromarray(np.rint(255 * heat).astype(np.uint8)), "PNG", compress_level=3)
     return HeatMap(of=of, where=heat_location(heat), png=png)
-
-
-def sureness(confidence: float) -> str:
-    """
-    >>> [sureness(p) for p in (0.99, 0.8, 0.6, 0.3)]
-    ['Very sure', 'Fairly sure', 'Not very sure', 'Unsure']
-    """
-    return next(text for minimum, text in LEVELS if confidence >= minimum)
 
 
 def explain_confidence(
     prediction: Prediction, multilabel: bool, calibrated: bool, curve: AbstentionCurve | None
 ) -> list[str]:
     """Return sentences that say what the confidence means."""
-    sentences = [_multilabel_sentence(prediction) if multilabel else _runner_up_sentence(prediction)]
+    confidence, p = prediction.confidence, prediction.probabilities
+    if multilabel:
+        k = int(np.abs(p - 0.5).argmin())
+        sentences = [
+            f"{int((p >= 0.5).sum())} of {len(p)} findings have a probability of at least 50%. "
+            f"Closest call: {prediction.classes[k]} ({percent(float(p[k]))})."
+        ]
+    else:
+        (_, first), (name, probability) = prediction.top(2)
+        second = f"{name} ({percent(probability)})."
+        sentences = [f"The second most probable class is {second}"]
+        if first < 0.5:
+            advice = "A person should look at this image."
+            sentences = [f"No class reaches 50%; the second most probable is {second} {advice}"]
     if not calibrated:
         sentences.append("The probabilities are not calibrated: use them as a ranking, not as frequencies.")
     elif not multilabel:
-        sentences.append(f"By its calibration, {per_hundred(prediction.confidence)} such images are of this class.")
-    if curve is not None and (error_rate := _error_rate_sentence(prediction.confidence, curve)):
-        sentences.append(error_rate)
+        sentences.append(f"By its calibration, {per_hundred(confidence)} such images are of this class.")
+    if curve is not None:
+        # The error rate on held-out images with at least this confidence. The last threshold keeps every image.
+        point = int(np.flatnonzero(curve.threshold <= confidence)[0])
+        images = round(float(curve.coverage[point]) * curve.images)
+        wrong = percent(float(curve.risk[point])) if curve.risk[point] > 0 else "none"
+        held_out = f"On {curve.images:,} held-out images it was this sure or surer for {images:,}"
+        sentences += [f"{held_out}, and wrong for {wrong} of these."] if images >= MIN_IMAGES else []
     return sentences
-
-
-def _runner_up_sentence(prediction: Prediction) -> str:
-    (_, first), (second, probability) = prediction.top(2)
-    if first < 0.5:
-        return (
-            f"No class reaches 50%; the second most probable is {second} ({percent(probability)}). "
-            "A person should look at this image."
-        )
-    return f"The second most probable class is {second} ({percent(probability)})."
-
-
-def _multilabel_sentence(prediction: Prediction) -> str:
-    count = len(prediction.label.split("|")) if prediction.label else 0
-    k = int(np.abs(prediction.probabilities - 0.5).argmin())
-    closest = f"{prediction.classes[k]} ({percent(float(prediction.probabilities[k]))})"
-    return f"{count} of {len(prediction.classes)} findings have a probability of at least 50%. Closest call: {closest}."
-
-
-def _error_rate_sentence(confidence: float, curve: AbstentionCurve) -> str:
-    """Return the error rate on held-out images that were predicted with at least this confidence."""
-    point = int(np.flatnonzero(curve.threshold <= confidence)[0])  # the last threshold keeps every image
-    images = round(float(curve.coverage[point]) * curve.images)
-    if images < MIN_IMAGES:
-        return ""
-    wrong = percent(float(curve.risk[point])) if curve.risk[point] > 0 else "none"
-    return (
-        f"On {curve.images:,} held-out images it was this sure or surer for {images:,}, and wrong for {wrong} of these."
-    )
 
 
 def per_hundred(p: float) -> str:
@@ -277,8 +243,6 @@ def heat_location(heat: Heat) -> str:
     x = float((strong.sum(axis=0) @ (np.arange(width) + 0.5)) / (width * total))
     vertical = "upper" if y < 0.42 else "lower" if y > 0.58 else ""
     horizontal = "left" if x < 0.42 else "right" if x > 0.58 else ""
-    if vertical and horizontal:
-        return f"in the {vertical} {horizontal}"
     if vertical:
-        return f"in the {vertical} part"
+        return f"in the {vertical} {horizontal or 'part'}"
     return f"on the {horizontal}" if horizontal else "in the centre or all over the image"

@@ -1,7 +1,7 @@
 """Decode uploads in separate processes with limited memory and time, because uploads are untrusted input.
 
-The first half of this file runs in the decoding processes: find the image in a request body, decode it, keep it if
-asked. The second half runs in the server: a pool of these processes that replaces the ones that die or take too long.
+The first half of this file runs in the decoding processes. The second half runs in the server: a pool of these
+processes that replaces the ones that die or take too long.
 
 The processes are forked by the fork server of :mod:`multiprocessing`. It has imported what decoding needs, so a new
 process starts within milliseconds, and it inherits no thread, lock, socket or weights of the server. A decoder that was
@@ -49,7 +49,7 @@ MAX_FORM_FIELDS = 8
 PREVIEW_SIDE = 720  # longer side, in pixels, of the preview that is sent back
 _BYTES_PER_PIXEL = 64  # while decoding: 16-bit images and DICOM colours go through float64
 _BYTES_BESIDE = 2**29
-_SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif", "JPEG2000": "jp2"}
+_SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif", "JPEG2000": "jp2", "DICOM": "dcm"}
 
 _MAX_RESULT_BYTES = 2**28  # a crop has at most 8192 pixels per side
 _SECONDS_TO_START = 120.0  # generous: a cold disk on a busy machine
@@ -61,93 +61,70 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How uploads are decoded.
+    """How uploads are decoded."""
 
-    Attributes:
-        short_side, crop: input size of the model.
-        limits: limits on an upload.
-        kept_in: folder where uploads are kept, or None.
-    """
-
-    short_side: int
+    short_side: int  # short side and crop are the input size of the model
     crop: tuple[int, int]
     limits: Limits
-    kept_in: Path | None = None
+    kept_in: Path | None = None  # folder where uploads are kept
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A decoded upload.
+    """A decoded upload."""
 
-    Attributes:
-        pixels: input of the network, uint8 [crop height, crop width, 3].
-        seen: region of the upright image that the network gets: left, top, width, height as fractions.
-        sha256: hash of the file.
-        picture: preview of the upright image as a data URI, or "".
-    """
-
-    pixels: Pixels
-    seen: tuple[float, float, float, float]
-    sha256: str
-    picture: str
+    pixels: Pixels  # input of the network, uint8 [crop height, crop width, 3]
+    seen: tuple[float, float, float, float]  # left, top, width, height of the crop, as fractions of the image
+    sha256: str  # of the file
+    picture: str  # preview of the upright image as a data URI, or ""
 
 
 # In the decoding process.
 
 
 def image_in(body: bytes, content_type: str) -> bytes:
-    """Return the image file in a request body. The file name given by the sender is ignored.
-
-    >>> image_in(b"the image", "image/png")
-    b'the image'
-    """
+    """Return the image file in a request body. The file name given by the sender is ignored."""
     kind, options = parse_options_header(content_type)
     if kind == b"multipart/form-data":
-        content = _form_field(body, options.get(b"boundary", b""))
-    elif kind.startswith(b"image/") or kind in (b"application/octet-stream", b"application/dicom"):
-        content = body
-    else:
-        raise Refused(
-            415,
-            f"Send the image in the field '{FORM_FIELD}' of a form (multipart/form-data), or as the request body with "
-            "the content type image/* or application/octet-stream.",
-        )
-    if not content:
+        body = _form_field(body, options.get(b"boundary", b""))
+    elif not kind.startswith(b"image/") and kind not in (b"application/octet-stream", b"application/dicom"):
+        form = f"Send the image in the field '{FORM_FIELD}' of a form (multipart/form-data)"
+        raise Refused(415, f"{form}, or as the request body of type image/* or application/octet-stream.")
+    if not body:
         raise Refused(422, "The file is empty.")
-    return content
+    return body
 
 
 def _form_field(body: bytes, boundary: bytes) -> bytes:
-    parts: list[Field | File] = []
-    ended = False
+    fields: list[Field | File] = []
+    ended = threading.Event()
 
-    def add(part: Field | File) -> None:
-        parts.append(part)
-        if len(parts) > MAX_FORM_FIELDS:
+    def add(field: Field | File) -> None:
+        fields.append(field)
+        if len(fields) > MAX_FORM_FIELDS:
             raise Refused(400, f"The form has more than {MAX_FORM_FIELDS} fields; send only '{FORM_FIELD}'.")
-
-    def end() -> None:
-        nonlocal ended
-        ended = True
 
     try:
         if not boundary:
             raise FormParserError("its content type names no boundary")
         # By default files above 1 MB are written to disk; uploads must not be.
         config = {"MAX_MEMORY_FILE_SIZE": float("inf")}
-        FormParser("multipart/form-data", add, add, end, boundary, config=config).write(body)
+        FormParser("multipart/form-data", add, add, ended.set, boundary, config=config).write(body)
     except FormParserError as error:
         raise Refused(400, f"The form cannot be parsed: {error}.") from None
-    if not ended:
+    if not ended.is_set():
         raise Refused(400, "The form is incomplete: its last boundary is missing.")
-    images = [part for part in parts if part.field_name == FORM_FIELD.encode()]
+    images = [field for field in fields if field.field_name == FORM_FIELD.encode()]
     if len(images) != 1:
         raise Refused(422, f"Send one image in the field '{FORM_FIELD}'; got {len(images)}.")
-    image = images[0]
-    if isinstance(image, Field):
-        return image.value or b""
-    image.file_object.seek(0)
-    return image.file_object.read()
+    if isinstance(images[0], Field):
+        return images[0].value or b""
+    images[0].file_object.seek(0)
+    return images[0].file_object.read()
+
+
+def unusable(reason: str) -> Refused:
+    return Refused(422, f"This file cannot be used: {reason}.")
 
 
 def decode_upload(body: bytes, content_type: str, picture: bool, settings: DecodingSettings) -> Upload:
@@ -158,17 +135,14 @@ def decode_upload(body: bytes, content_type: str, picture: bool, settings: Decod
     try:
         resized = read_resized(content, settings.short_side, settings.limits.pixels)
         preview = _preview(content, settings.limits) if picture else ""
-    except UnreadableImage as error:
-        raise Refused(422, f"This file cannot be used: {error.reason}.") from None
     except InputError as error:
-        raise Refused(422, f"This file cannot be used: {error}") from None
+        raise unusable(error.reason if isinstance(error, UnreadableImage) else str(error).rstrip(".")) from None
     except MemoryError:
-        raise Refused(422, "This file cannot be used: decoding it takes more memory than is allowed.") from None
+        raise unusable("decoding it takes more memory than is allowed") from None
     digest = hashlib.sha256(content).hexdigest()
     if settings.kept_in is not None:
         _keep(settings.kept_in, digest, content)
-    height, width = resized.shape[:2]
-    crop_height, crop_width = settings.crop
+    (height, width), (crop_height, crop_width) = resized.shape[:2], settings.crop
     top, left = round((height - crop_height) / 2), round((width - crop_width) / 2)
     seen = (left / width, top / height, crop_width / width, crop_height / height)
     return Upload(central(resized, settings.crop), seen, digest, preview)
@@ -179,20 +153,22 @@ def _preview(content: bytes, limits: Limits) -> str:
     pixels = decode_image(content, "image", min_short_side=PREVIEW_SIDE, max_pixels=limits.pixels)
     scale = min(1.0, PREVIEW_SIDE / max(pixels.shape[:2]))
     height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
+    return data_uri(Image.fromarray(resize(pixels, height, width)), "JPEG", quality=88)
+
+
+def data_uri(image: Image.Image, kind: str, **options: int) -> str:
     file = io.BytesIO()
-    Image.fromarray(resize(pixels, height, width)).save(file, "JPEG", quality=88)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    image.save(file, kind, **options)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _keep(folder: Path, digest: str, content: bytes) -> None:
     """Write a decodable upload to ``folder``, named after its hash and its format, unless it is there already."""
-    if content[128:132] == b"DICM":
-        suffix = "dcm"
-    else:
+    kind = "DICOM"
+    if content[128:132] != b"DICM":
         with Image.open(io.BytesIO(content)) as image:
             kind = image.format or "image"
-        suffix = _SUFFIXES.get(kind, kind.lower())
-    path = folder / f"{digest}.{suffix}"
+    path = folder / f"{digest}.{_SUFFIXES.get(kind, kind.lower())}"
     if not path.exists():
         try:
             write_whole(path, content)
@@ -201,7 +177,7 @@ def _keep(folder: Path, digest: str, content: bytes) -> None:
 
 
 def run_decoder(connection: Connection, settings: DecodingSettings) -> None:
-    """Main function of a decoding process: answer requests until the server closes the connection."""
+    """Answer requests until the server closes the connection: the main function of a decoding process."""
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
@@ -215,8 +191,7 @@ def run_decoder(connection: Connection, settings: DecodingSettings) -> None:
     connection.send_bytes(b"ready")
     while True:
         try:
-            request = json.loads(connection.recv_bytes())
-            body = connection.recv_bytes()
+            request, body = json.loads(connection.recv_bytes()), connection.recv_bytes()
         except (EOFError, ConnectionResetError):
             return
         connection.send_bytes(_response(request, body, settings))
@@ -226,12 +201,11 @@ def _response(request: dict[str, Any], body: bytes, settings: DecodingSettings) 
     """One line of JSON, then the pixels."""
     try:
         upload = decode_upload(body, request["content_type"], request["picture"], settings)
-    except Refused as refused:
-        return json.dumps({"status": refused.status, "reason": refused.reason}).encode()
     except Exception as error:
-        log.exception("decoding an upload failed unexpectedly")
-        name = type(error).__name__
-        return json.dumps({"status": 422, "reason": f"This file cannot be used: decoding failed ({name})."}).encode()
+        refused = error if isinstance(error, Refused) else unusable(f"decoding failed ({type(error).__name__})")
+        if refused is not error:
+            log.exception("decoding an upload failed unexpectedly")
+        return json.dumps({"status": refused.status, "reason": refused.reason}).encode()
     head = json.dumps({"seen": upload.seen, "sha256": upload.sha256, "picture": upload.picture})
     return head.encode() + b"\n" + upload.pixels.tobytes()
 
@@ -249,10 +223,9 @@ def _limit_memory(limits: Limits) -> None:
 
 
 def _exit_with_parent() -> None:
-    """End this process with the server, even in the middle of decoding."""
     if parent := multiprocessing.parent_process():
         parent.join()
-    os._exit(1)
+    os._exit(1)  # even in the middle of decoding
 
 
 # In the server.
@@ -304,10 +277,9 @@ class DecoderPool:
     @property
     def ready(self) -> bool:
         """Whether at least one process can decode now."""
-        if any(decoder.ready for decoder in self.decoders):
-            self._last_ready = time.monotonic()
-            return True
-        return False
+        found = any(decoder.ready for decoder in self.decoders)
+        self._last_ready = time.monotonic() if found else self._last_ready
+        return found
 
     @property
     def healthy(self) -> bool:
@@ -324,10 +296,10 @@ class DecoderPool:
         except (TimeoutError, asyncio.TimeoutError):
             raise busy("Too many images are waiting to be decoded.") from None
 
-    def _decode(self, body: bytes, content_type: str, picture: bool) -> Upload:
+    def _decode(self, *upload: Any) -> Upload:
         decoder = self._idle.get()
         try:
-            return decoder.decode(body, content_type, picture)
+            return decoder.decode(*upload)
         finally:
             self._idle.put(decoder)
 
@@ -414,7 +386,7 @@ class Decoder:
             except (ValueError, LookupError, TypeError):
                 reason = "its decoder returned invalid data"
             self.stop()  # restarted by the next request or by the supervisor
-            raise Refused(422, f"This file cannot be used: {reason}.")
+            raise unusable(reason)
 
     def _ensure_ready(self) -> None:
         if not self._alive():
@@ -433,19 +405,14 @@ class Decoder:
         if "reason" in answer:
             raise Refused(int(answer["status"]), str(answer["reason"]))
         left, top, width, height = map(float, answer["seen"])
-        return Upload(
-            np.frombuffer(pixels, np.uint8).reshape(*self.settings.crop, 3),
-            (left, top, width, height),
-            str(answer["sha256"]),
-            str(answer["picture"]),
-        )
+        crop = np.frombuffer(pixels, np.uint8).reshape(*self.settings.crop, 3)
+        return Upload(crop, (left, top, width, height), str(answer["sha256"]), str(answer["picture"]))
 
     def stop(self, seconds: float = 0.0) -> int | None:
         """Kill the process if it has not ended within ``seconds``; return its exit code, or None without a process."""
-        self._answers = False
-        if self.process is None:
+        process, self.process, self._answers = self.process, None, False
+        if process is None:
             return None
-        process, self.process = self.process, None
         with _processes_lock:
             self.connection.close()
             process.join(seconds)

@@ -11,10 +11,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cclnet.deploy.serve.limits import Limits, Refused, read_body
+from cclnet.deploy.serve.limits import Limits, Refused, ServeSettings, read_body
 from cclnet.errors import InputError
 
 COOKIE = "cclnet_session"
@@ -36,7 +36,6 @@ SECURITY_HEADERS = {
 
 
 def is_address(host: str) -> bool:
-    """Whether ``host`` is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -87,23 +86,14 @@ class Guard:
 
     The host is checked because another site can point a name of its own at this server and thereby become the same
     origin (DNS rebinding). IP addresses are safe from that. Starlette's TrustedHostMiddleware cannot allow addresses.
-
-    Args:
-        token: required of all requests but those to OPEN_PATHS; None requires none.
-        sign_in_page: renders the sign-in page, with an error message or "".
+    ``sign_in_page`` renders the sign-in page with an error message or "".
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        host: str,
-        allowed_hosts: Iterable[str],
-        token: str | None,
-        sign_in_page: Callable[[str], str],
-    ) -> None:
-        self.app, self.token, self.sign_in_page = app, token, sign_in_page
+    def __init__(self, app: ASGIApp, settings: ServeSettings, sign_in_page: Callable[[str], str]) -> None:
+        self.app, self.token, self.sign_in_page = app, settings.token, sign_in_page
         self.session = secrets.token_urlsafe(32)  # cookie of signed-in browsers; valid until the server stops
-        self.hosts = {name.lower() for name in ("localhost", host, socket.gethostname(), *allowed_hosts)}
+        names = ("localhost", settings.host, socket.gethostname(), *settings.allowed_hosts)
+        self.hosts = {name.lower() for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -117,45 +107,40 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        request = Request(scope, receive)
-        response = self.refuse(request)
-        if response is None and scope["path"] == "/sign-in" and scope["method"] == "POST" and self.token:
-            response = await self.sign_in(request)
-        await (response or self.app)(scope, receive, send_with_headers)
+        request, answer = Request(scope, receive), self.app
+        try:
+            self.check(request)
+            if self.token and (scope["method"], scope["path"]) == ("POST", "/sign-in"):
+                answer = await self.sign_in(request)
+        except Refused as refused:
+            answer = refused.response()
+            if refused.status == 401 and scope["path"] == "/":
+                answer = HTMLResponse(self.sign_in_page(""), 401)
+        await answer(scope, receive, send_with_headers)
 
-    def refuse(self, request: Request) -> Response | None:
-        """Return the response that refuses a request, or None if the request is allowed."""
+    def check(self, request: Request) -> None:
+        """Raise :class:`Refused` unless the request is allowed."""
         if sum(len(name) + len(value) for name, value in request.headers.raw) > MAX_HEADER_BYTES:
-            return _refusal(431, f"The headers of this request exceed {MAX_HEADER_BYTES:,} bytes.")
+            raise Refused(431, f"The headers of this request exceed {MAX_HEADER_BYTES:,} bytes.")
         host = host_of(request.headers.get("host", ""))
         if host not in self.hosts and not is_address(host):
-            return _refusal(421, "Unknown host name. Use the address of this server, or start it with --allow-host.")
+            raise Refused(421, "Unknown host name. Use the address of this server, or start it with --allow-host.")
         if request.method not in ("GET", "HEAD") and not same_origin(request.headers):
-            return _refusal(403, "This request comes from a page of another site.")
-        path = request.scope["path"]
-        if self.token is None or path.startswith(OPEN_PATHS) or self.authorized(request):
-            return None
-        if path == "/":
-            return HTMLResponse(self.sign_in_page(""), 401)
-        return _refusal(401, "A token is needed: Authorization: Bearer TOKEN.", {"WWW-Authenticate": "Bearer"})
+            raise Refused(403, "This request comes from a page of another site.")
+        if self.token and not request.scope["path"].startswith(OPEN_PATHS) and not self.authorized(request):
+            raise Refused(401, "A token is needed: Authorization: Bearer TOKEN.", {"WWW-Authenticate": "Bearer"})
 
     def authorized(self, request: Request) -> bool:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return self.is_token(given.strip())
+            return _equal(given.strip(), self.token)
         return _equal(request.cookies.get(COOKIE, ""), self.session)
-
-    def is_token(self, given: str) -> bool:
-        return self.token is not None and _equal(given, self.token)
 
     async def sign_in(self, request: Request) -> Response:
         """Exchange the token for a cookie that scripts cannot read and other sites cannot send."""
-        try:
-            body = await read_body(request, Limits(upload_bytes=1))
-        except Refused as refused:
-            return _refusal(refused.status, refused.reason)
+        body = await read_body(request, Limits(upload_bytes=1))
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
-        if not self.is_token(given.strip()):
+        if not _equal(given.strip(), self.token):
             return HTMLResponse(self.sign_in_page("The token is wrong."), 401)
         response = Response(status_code=303, headers={"Location": "./"})
         # Behind a proxy with HTTPS this server sees HTTP; the origin tells what the browser uses.
@@ -172,9 +157,5 @@ def same_origin(headers: Headers) -> bool:
     return origin is None or origin.partition("://")[2] == headers.get("host")
 
 
-def _equal(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(), expected.encode())  # in constant time
-
-
-def _refusal(status: int, reason: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"reason": reason}, status, headers)
+def _equal(given: str, expected: str | None) -> bool:
+    return expected is not None and hmac.compare_digest(given.encode(), expected.encode())  # in constant time

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,9 @@ from cclnet.deploy.predict import can_convert
 from cclnet.deploy.predictor import Model, load
 from cclnet.deploy.serve.app import create_app
 from cclnet.deploy.serve.decoding import start_fork_server
-from cclnet.deploy.serve.guard import MAX_HEADER_BYTES, check_token, is_address
-from cclnet.deploy.serve.limits import Limits
-from cclnet.deploy.serve.service import PARALLEL_BATCHES, ServeSettings
+from cclnet.deploy.serve.guard import MAX_HEADER_BYTES, check_token
+from cclnet.deploy.serve.limits import Limits, ServeSettings
+from cclnet.deploy.serve.service import PARALLEL_BATCHES
 from cclnet.errors import InputError
 from cclnet.files import make_folder
 from cclnet.runs.folder import RunFolder
@@ -34,55 +35,39 @@ EXAMPLES_PER_CLASS = 3
 
 def serve(
     run: str | Path,
+    settings: ServeSettings,
     *,
-    host: str = "127.0.0.1",
     port: int = 8000,
-    token: str | None = None,
-    allowed_hosts: tuple[str, ...] = (),
     examples: bool = False,
     data: str | None = None,
-    keep: Path | None = None,
-    limits: Limits | None = None,
-    max_batch: int = 16,
-    decoders: int | None = None,
     device: str = "auto",
     engine: str = "auto",
-    console: Console | None = None,
 ) -> None:
     """Serve a run folder or an exported model until the process is stopped.
 
     A script must call it under ``if __name__ == "__main__"``, because it starts processes with multiprocessing.
-
-    Args:
-        token: required of all requests; needed for any host that other machines can reach.
-        allowed_hosts: further host names of this server, such as that of a proxy.
-        examples: whether training images may be shown.
-        data: location of the data, if it has moved.
-        keep: folder where uploads are kept. Default: they are not kept.
-        decoders: number of decoding processes. Default: one per core, at most four.
+    ``examples``: whether training images may be shown; ``data``: their location, if they have moved.
     """
-    console = console or Console(stderr=True)
-    if max_batch < 1 or (decoders is not None and decoders < 1):
-        raise InputError(f"batch and decoders must be at least 1; got {max_batch} and {decoders}.")
-    token = check_token(token, host, allowed_hosts)
-    with listen(host, port) as listening:
+    settings = replace(settings, token=check_token(settings.token, settings.host, settings.allowed_hosts))
+    with listen(settings.host, port) as listening:
         start_fork_server()  # it imports while the model is loaded
         model = load_to_serve(run, device, engine)
         pictures, note = read_examples(model.folder, model.classes, model.multilabel, data) if examples else ({}, "")
-        settings = ServeSettings(
-            name=model.folder.resolve().name,
-            limits=limits or Limits(),
-            max_batch=max_batch,
-            decoders=decoders or min(4, available_cores()),
-            kept_in=None if keep is None else make_folder(keep).resolve(),
-            examples=pictures,
-        )
+        kept_in = make_folder(settings.kept_in).resolve() if settings.kept_in else None
+        settings = replace(settings, name=model.folder.resolve().name, kept_in=kept_in, examples=pictures)
+        address, port = listening.getsockname()[:2]
+        url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+        lines = [
+            f"Serving {settings.name} at {url} ({model.engine} on {model.device}; API: {url}/docs). Ctrl-C stops it.",
+            "All requests need the token." if settings.token else "",
+            f"Uploads are kept in {kept_in}." if kept_in else "",
+            note,
+        ]
 
         def print_start() -> None:
-            for line in _start_message(model, settings, _url(listening), token, note):
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
+            Console(stderr=True).print("\n".join(filter(None, lines)), highlight=False, markup=False, soft_wrap=True)
 
-        app = create_app(model, settings, host=host, allowed_hosts=allowed_hosts, token=token, on_ready=print_start)
+        app = create_app(model, settings, on_ready=print_start)
         with suppress(KeyboardInterrupt):  # uvicorn raises it again after the shutdown
             make_server(app, settings.limits.seconds).run(sockets=[listening])
 
@@ -155,18 +140,6 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _url(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://{f'[{host}]' if is_address(host) and ':' in host else host}:{port}"
-
-
-def _start_message(model: Model, settings: ServeSettings, url: str, token: str | None, note: str) -> list[str]:
-    lines = [f"Serving {settings.name} at {url} ({model.engine} on {model.device}; API: {url}/docs). Ctrl-C stops it."]
-    lines += ["All requests need the token."] if token else []
-    lines += [f"Uploads are kept in {settings.kept_in}."] if settings.kept_in else []
-    return lines + ([note] if note else [])
-
-
 def read_examples(
     run: Path, classes: Sequence[str], multilabel: bool, data: str | None = None
 ) -> tuple[dict[str, list[str]], str]:
@@ -176,7 +149,13 @@ def read_examples(
     """
     from cclnet.report.html import thumbnails
 
-    chosen = choose_examples(_read_split(run), classes, multilabel)
+    try:
+        split = RunFolder(run).read_split()
+    except InputError as error:
+        raise InputError(f"--examples shows images of the training split, but {error}") from error
+    if split.labels is None:
+        raise InputError(f"--examples: {run / 'split.csv'} has no column label.")
+    chosen = choose_examples(split.to_frame(), classes, multilabel)
     names = sorted({name for images in chosen.values() for name in images})
     pictures, note = thumbnails(names, RunFolder(run).read_settings_table(), data)
     if not pictures:
@@ -200,13 +179,3 @@ def choose_examples(
             own = own[(own["group"] == "") | ~own["group"].duplicated()]
         chosen[name] = own["image"].head(count).tolist()
     return chosen
-
-
-def _read_split(run: Path) -> pd.DataFrame:
-    try:
-        table = RunFolder(run).read_split()
-    except InputError as error:
-        raise InputError(f"--examples shows images of the training split, but {error}") from error
-    if table.labels is None:
-        raise InputError(f"--examples: {run / 'split.csv'} has no column label.")
-    return table.to_frame()

@@ -7,8 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -16,10 +15,11 @@ import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.requests import Request
 
+from cclnet.data.parallel import available_cores
 from cclnet.deploy.predictor import Model
 from cclnet.deploy.serve.answers import Answer, make_answer
 from cclnet.deploy.serve.decoding import DecoderPool, DecodingSettings
-from cclnet.deploy.serve.limits import Limits, busy, read_body
+from cclnet.deploy.serve.limits import ServeSettings, busy, read_body
 from cclnet.errors import InputError
 from cclnet.runs.model import AbstentionCurve
 
@@ -38,11 +38,8 @@ class Batcher(Generic[Item, Result]):
     An item is never delayed to fill a batch: if a thread is free it runs at once, alone. Items that arrive while all
     threads are busy form the next batch. Start and close it inside a running event loop.
 
-    Args:
-        run: computes the results of a list of items, in order; called from ``parallel`` threads.
-        max_batch: largest number of items per batch.
-        parallel: batches that run at once.
-        observe: called with the size of each batch and its seconds.
+    ``run`` computes the results of a list of items, in order, in ``parallel`` threads; ``observe`` gets the size and
+    the seconds of each batch.
     """
 
     def __init__(
@@ -88,20 +85,18 @@ class Batcher(Generic[Item, Result]):
             batch = [(item, future) for item, future in batch if not future.done()]  # without cancelled requests
             if not batch:
                 continue
+            items, futures = [item for item, _ in batch], [future for _, future in batch]
             start = loop.time()
-            results: Sequence[Result | Exception]
             try:
-                results = await loop.run_in_executor(self._threads, self.run, [item for item, _ in batch])
+                results = await loop.run_in_executor(self._threads, self.run, items)
                 self.observe(len(batch), loop.time() - start)
+                for future, result in zip(futures, results, strict=True):
+                    if not future.done():
+                        future.set_result(result)
             except Exception as error:  # noqa: BLE001 (raised again in each request of the batch)
-                results = [error] * len(batch)
-            for (_, future), result in zip(batch, results, strict=True):
-                if future.done():
-                    continue
-                if isinstance(result, Exception):
-                    future.set_exception(result)
-                else:
-                    future.set_result(result)
+                for future in futures:
+                    if not future.done():
+                        future.set_exception(error)
 
 
 class Metrics:
@@ -109,19 +104,15 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-
-        def seconds(name: str, help: str) -> Histogram:
-            return Histogram(name, help, registry=registry, buckets=SECONDS_BUCKETS)
-
+        seconds = partial(Histogram, registry=registry, buckets=SECONDS_BUCKETS)
         labels = ["route", "method", "status"]
         self.requests = Counter("cclnet_requests", "Answered requests.", labels, registry=registry)
         self.in_progress = Gauge("cclnet_requests_in_progress", "Requests being answered.", registry=registry)
         self.predict_seconds = seconds("cclnet_predict_seconds", "Seconds from a /predict request to its answer.")
         self.decoding_seconds = seconds("cclnet_decoding_seconds", "Seconds to decode an upload, including waiting.")
         self.network_seconds = seconds("cclnet_network_seconds", "Seconds of a batch in the network.")
-        self.batch_images = Histogram(
-            "cclnet_batch_images", "Images per batch.", registry=registry, buckets=(1, 2, 4, 8, 16, 32, 64)
-        )
+        sizes = (1, 2, 4, 8, 16, 32, 64)
+        self.batch_images = Histogram("cclnet_batch_images", "Images per batch.", registry=registry, buckets=sizes)
         self.predictions = Counter("cclnet_predictions", "Predictions per class.", ["class"], registry=registry)
         self.upload_bytes = Counter("cclnet_upload_bytes", "Bytes of uploads.", registry=registry)
         self.decoders_ready = Gauge("cclnet_decoders_ready", "Decoding processes that are ready.", registry=registry)
@@ -132,27 +123,6 @@ class Metrics:
         self.network_seconds.observe(seconds)
 
 
-@dataclass(frozen=True)
-class ServeSettings:
-    """How a model is served.
-
-    Attributes:
-        name: name of the model on the page.
-        limits: limits on an upload.
-        max_batch: images per batch.
-        decoders: number of decoding processes.
-        kept_in: folder where uploads are kept, or None.
-        examples: data URIs of training images of each class; empty shows none.
-    """
-
-    name: str
-    limits: Limits = field(default_factory=Limits)
-    max_batch: int = 16
-    decoders: int = 2
-    kept_in: Path | None = None
-    examples: dict[str, list[str]] = field(default_factory=dict)
-
-
 class Service:
     """Predicts for requests. Start and close it inside a running event loop."""
 
@@ -160,8 +130,11 @@ class Service:
         self.model, self.settings, self.metrics = model, settings, Metrics()
         self.requests_in_progress = 0
         self.metrics.in_progress.set_function(lambda: self.requests_in_progress)
-        self.heat_maps = model.has_maps
-        self.curve = _risk_curve(model)
+        self.curve: AbstentionCurve | None = None  # error rate on held-out images by confidence
+        try:
+            self.curve = model.curve
+        except InputError as error:
+            log.info("no held-out predictions: %s", error)
         self.batcher: Batcher[Input, Output] = Batcher(
             self.run, settings.max_batch, PARALLEL_BATCHES, self.metrics.observe_batch
         )
@@ -170,16 +143,16 @@ class Service:
     async def start(self) -> None:
         settings, description = self.settings, self.model.description
         decoding = DecodingSettings(description.short_side, description.crop, settings.limits, settings.kept_in)
+        count = settings.decoders or min(4, available_cores())
         self.uploads_in_memory = asyncio.Semaphore(settings.limits.in_memory)
-        loop = asyncio.get_running_loop()
-        self.decoders = pool = await loop.run_in_executor(None, DecoderPool, decoding, settings.decoders)
+        self.decoders = pool = await asyncio.to_thread(DecoderPool, decoding, count)
         self.metrics.decoders_ready.set_function(lambda: sum(decoder.ready for decoder in pool.decoders))
         self.batcher.start()
 
     async def close(self) -> None:
         await self.batcher.close()
         if self.decoders is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self.decoders.close)
+            await asyncio.to_thread(self.decoders.close)
 
     @property
     def healthy(self) -> bool:
@@ -202,13 +175,11 @@ class Service:
             start = time.perf_counter()
             upload = await self.decoders.decode(body, request.headers.get("content-type", ""), picture)
             self.metrics.decoding_seconds.observe(time.perf_counter() - start)
-        item = (upload.pixels, explain and self.heat_maps)
+        item = (upload.pixels, explain and self.model.has_maps)
         probabilities, heat = await self.batcher.submit(item, limits.seconds)
         self.metrics.predictions.labels(self.model.classes[int(probabilities.argmax())]).inc()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            None, make_answer, self.settings.name, self.model, upload, probabilities, heat, self.curve
-        )
+        name = self.settings.name
+        return await asyncio.to_thread(make_answer, name, self.model, upload, probabilities, heat, self.curve)
 
     def run(self, items: Sequence[Input]) -> list[Output]:
         """Run a batch, with and without heat maps separately because heat maps may cost more."""
@@ -228,12 +199,3 @@ class Service:
             log.warning("no heat map: %s", error)
             return self._run(batch, False)
         return [(row, None if heat is None else heat[i]) for i, row in enumerate(probabilities)]
-
-
-def _risk_curve(model: Model) -> AbstentionCurve | None:
-    """Return the error rate on held-out images by confidence, or None if the run has no predictions for them."""
-    try:
-        return model.curve
-    except InputError as error:
-        log.info("no held-out predictions: %s", error)
-        return None
