@@ -40,6 +40,7 @@ from cclnet.training.step import TrainStep
 from cclnet.training.validate import Tester, WeightAverage, describe, write_outcome
 
 EpochHook = Callable[[dict[str, Any], CCLNet], None]
+StepHook = Callable[[int, int], None]
 
 
 def train(
@@ -51,6 +52,7 @@ def train(
     cache_dir: str | Path | None = None,
     progress: bool = True,
     on_epoch: EpochHook | None = None,
+    on_step: StepHook | None = None,
 ) -> Path:
     """Train a classifier and write its run folder; returns the folder.
 
@@ -62,6 +64,7 @@ def train(
         cache_dir: folder for decoded images, instead of the one in the settings; a new run records it.
         progress: show a live bar and a line an epoch.
         on_epoch: called after each epoch with its record and the network.
+        on_step: called after each step with the epoch and the step, both counted from 1.
     """
     run = RunFolder(out)
     resumed = settings is None
@@ -85,7 +88,7 @@ def train(
     if resumed:
         training.restore()
     try:
-        training.fit(progress, on_epoch)
+        training.fit(progress, on_epoch, on_step)
     except Exception:
         if fabric.is_global_zero and not resumed:
             run.discard()  # where no checkpoint was reached there is nothing to go on with
@@ -150,7 +153,7 @@ class Training:
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 
-    def fit(self, progress: bool, on_epoch: EpochHook | None = None) -> None:
+    def fit(self, progress: bool, on_epoch: EpochHook | None = None, on_step: StepHook | None = None) -> None:
         """Train from where the run stands to its last epoch (or the last minute it is given)."""
         began = time.monotonic()
         before = self.seconds
@@ -159,7 +162,7 @@ class Training:
         display = Display(self.run, self.settings.epochs, len(self.loader), done, progress and first, written=first)
         with StopRequest(self.fabric, self.settings.max_minutes) as stop, display, closing(self.writer):
             while self.epoch < self.settings.epochs and not stop.asked():
-                whole = self._train_epoch(stop, display)
+                whole = self._train_epoch(stop, display, on_step)
                 self.seconds = before + time.monotonic() - began
                 if not whole:
                     self.sums = self._check_losses()  # of all ranks: one of them saves for all
@@ -174,7 +177,7 @@ class Training:
             if stop.received:
                 raise Interrupted(self.run.path, stop.received)
 
-    def _train_epoch(self, stop: StopRequest, display: Display) -> bool:
+    def _train_epoch(self, stop: StopRequest, display: Display, on_step: StepHook | None = None) -> bool:
         """Train to the end of the epoch; False if it was asked to stop before."""
         if self.steps == 0:
             # Keyed like the data, so that what dropout draws does not depend on how often a run was resumed.
@@ -196,6 +199,8 @@ class Training:
             loss = display.step(self.epoch, step, self._images_seen(), self._epoch_began, self.sums, words)
             if loss is not None and not math.isfinite(loss):
                 self._check_losses(of_this_rank=True)  # the others are not here to be asked
+            if on_step is not None:
+                on_step(self.epoch + 1, self.steps)
             if self.steps < len(self.loader) and stop.asked(step):
                 return False
         return True
