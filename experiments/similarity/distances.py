@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from similarity_cells import study_recipes, write_tuning_data
 from torch import Tensor
 
 from cclnet.data.sources import open_data
@@ -33,6 +32,7 @@ from cclnet.reproduce.paper_figures import save_picture
 from cclnet.runs.predictions import Floats, read_predictions
 from cclnet.runs.provenance import versions
 from cclnet.training.loop import train
+from similarity_cells import study_recipes, write_tuning_data
 
 DISTANCES = {
     "places, against the spread within": {"whiten": True, "centre": False},
@@ -89,7 +89,12 @@ def table(measured: dict[str, Any]) -> str:
     """Markdown, one row per distance: rank correlation with the reference at some epochs, and what else decides."""
     epochs = measured["epochs"]
     shown = sorted({1, epochs // 16 or 1, epochs // 4 or 1, epochs // 2 or 1, max(1, int(0.85 * epochs)), epochs})
-    heads = ["distance", *(f"epoch {epoch}" for epoch in shown), "with rarity, at the end", "structure, most and last"]
+    heads = [
+        "distance",
+        *(f"epoch {epoch}" for epoch in shown),
+        "with inverse class frequency, at the end",
+        "structure, largest and last",
+    ]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "--:|" * (len(heads) - 1)]
     for name, history in measured["courses"].items():
         values = [f"{history['running'][epoch - 1]:.2f}" for epoch in shown]
@@ -97,7 +102,7 @@ def table(measured: dict[str, Any]) -> str:
         values.append(f"{max(history['structure']):.2f}, {history['structure'][-1]:.2f}")
         lines.append(f"| {' | '.join([name, *values])} |")
     own = f"{agreement(measured['yardstick'], inverse_frequency(measured['counts'])):.2f}"
-    lines.append(f"| {' | '.join(['the yardstick itself', *('–' for _ in shown), own, '–'])} |")
+    lines.append(f"| {' | '.join(['the reference itself', *('–' for _ in shown), own, '–'])} |")
     return "\n".join(lines) + "\n"
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from similarity_cells import USES
 
 from cclnet.evaluation.compare import compare
 from cclnet.files import write_whole
@@ -25,6 +24,7 @@ from cclnet.reproduce.experiments import RECIPES
 from cclnet.reproduce.pages import write_documents
 from cclnet.settings import make_settings, read_settings
 from cclnet.training.loop import train
+from similarity_cells import USES
 
 PATIENCE = 2  # of the freeze rule, instead of ten epochs: there are ten in all
 PLAIN = "as it is"  # as in results/uses_planted.md
