@@ -46,7 +46,7 @@ def staged(connection: Connection, device: str | None, threads: int, shared: Swe
         connection.send(Message("trained"))
 
 
-def test_one_job_that_fails_or_dies_stops_no_other(tmp_path: Path) -> None:
+def test_a_cell_that_fails_or_dies_stops_no_other(tmp_path: Path) -> None:
     made_result(tmp_path, DONE, wrong=12)
     made_run(tmp_path / "runs", TRAINED, wrong=3)
     summary = run_cells([DEADLY, WRONG, DONE, TRAINED, GOOD], context(tmp_path), parallel=1, worker=staged)
@@ -61,7 +61,7 @@ def test_one_job_that_fails_or_dies_stops_no_other(tmp_path: Path) -> None:
     )
 
 
-def test_the_log_stands_whenever_a_job_ended(tmp_path: Path) -> None:
+def test_the_log_is_written_whenever_a_cell_ends(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"of": "another command"}\n', encoding="utf-8")
     log, seen = SweepLog(tmp_path, {"what": "both"}), []
 
@@ -114,7 +114,7 @@ def cpu_context(folder: Path) -> SweepContext:
     return context(folder, accelerator="cpu", cache_dir=folder / "cache")
 
 
-def test_a_job_out_of_time_goes_on_to_the_same_end(tmp_path: Path) -> None:
+def test_a_cell_out_of_time_resumes_to_the_same_result(tmp_path: Path) -> None:
     whole, stopped, told = cpu_context(tmp_path / "whole"), cpu_context(tmp_path / "stopped"), []
     train_cell(REAL, whole, told.append)
     assert len(told) == 3 and told[0].startswith("epoch 1/3, ") and "softness" in told[0]
@@ -186,6 +186,7 @@ def test_a_process_without_progress_is_killed_and_its_cell_resumed_once(tmp_path
 
 def interrupting(connection: Connection, device: str | None, threads: int, shared: SweepContext) -> None:
     """Sends SIGTERM to the sweep and dies of the SIGTERM that it passes on."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits the handler of its parent
     connection.recv()
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(600)

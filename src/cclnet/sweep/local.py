@@ -104,9 +104,6 @@ class SweepProgress(AbstractContextManager["SweepProgress"]):
             self._live = None
 
 
-# ---- inside the processes --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Message:
     """From a training process: state "training", "trained", "stopped" or "failed", and text to show."""
@@ -212,8 +209,6 @@ def _start_evaluator() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for training
 
 
-# ---- the pool of processes -------------------------------------------------------------------------------------
-
 WorkerMain = Callable[[Connection, "str | None", int, SweepContext], None]
 
 
@@ -228,10 +223,7 @@ def run_cells(
 ) -> SweepSummary:
     """Run the cells that have no result yet, ``parallel`` at a time.
 
-    Args:
-        worker: the main function of a training process.
-        on_end: called with the summary whenever a cell ended, and at the end.
-        began: the start of the command, in seconds of time.time(); default: now.
+    ``worker`` is the main function of a training process. ``on_end`` is called whenever a cell ended, and at the end.
     """
     if parallel < 1:
         raise InputError(f"parallel must be at least 1, got {parallel}.")
