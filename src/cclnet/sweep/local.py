@@ -253,26 +253,24 @@ class _Worker:
     last_message: float = 0.0
 
 
+@dataclass
 class _WorkerPool(AbstractContextManager["_WorkerPool"]):
     """Training processes in numbered slots, and evaluation processes beside them."""
 
-    def __init__(
-        self,
-        context: SweepContext,
-        parallel: int,
-        summary: SweepSummary,
-        progress: SweepProgress,
-        worker: WorkerMain,
-        on_end: Callable[[SweepSummary], None],
-    ) -> None:
-        self.context, self.parallel, self.summary, self.progress = context, parallel, summary, progress
-        self.worker, self.on_end = worker, on_end
+    context: SweepContext
+    parallel: int
+    summary: SweepSummary
+    progress: SweepProgress
+    worker: WorkerMain
+    on_end: Callable[[SweepSummary], None]
+
+    def __post_init__(self) -> None:
         self.processes: Any = multiprocessing.get_context(START_METHOD)
-        self.devices = _devices(context.accelerator)
+        self.devices = _devices(self.context.accelerator)
         self.slots: dict[int, _Worker] = {}
         self.waiting: deque[Cell] = deque()
         self.starts: Counter[str] = Counter()
-        self.evaluators = ProcessPoolExecutor(min(parallel, 2), mp_context=self.processes, initializer=_start_evaluator)
+        self.evaluators = ProcessPoolExecutor(min(self.parallel, 2), self.processes, _start_evaluator)
         self.evaluating: dict[Future[str], Cell] = {}
         self.stopping = False
 
