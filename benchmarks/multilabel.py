@@ -1,4 +1,4 @@
-"""Soft labels where an image has several: does it pay, and are they learned from looks or from company?
+"""Soft labels for multi-label images: do they help, and do they follow visual similarity or co-occurrence?
 
     python benchmarks/multilabel.py            # two CPU cores; writes results/multilabel.json and .md
 

@@ -14,17 +14,17 @@ from cclnet.runs.folder import RunFolder
 from cclnet.runs.kept_result import KeptResult
 from cclnet.runs.predictions import Predictions, write_predictions
 from cclnet.settings import Settings, in_json
-from cclnet.sweep.cells import Job
+from cclnet.sweep.cells import Cell
 from cclnet.sweep.results import keep_result
 
 CLASSES = ("MEL", "NV", "BCC")
 VAL, TRAIN = 60, 60
 
 
-def made_run(folder: Path, job: Job, wrong: int, softness: list[float] | None = None, frozen: int = 0) -> Path:
-    """A run whose first ``wrong`` of 60 reported images are taken for another class; ``frozen`` is an epoch."""
-    settings = job.settings
-    run = RunFolder(folder / job.name)
+def made_run(folder: Path, cell: Cell, wrong: int, softness: list[float] | None = None, frozen: int = 0) -> Path:
+    """A run whose first ``wrong`` of 60 reported images are misclassified; ``frozen`` is an epoch."""
+    settings = cell.settings
+    run = RunFolder(folder / cell.name)
     run.create(settings)
     rng = np.random.default_rng(settings.seed)
     names = [f"ISIC_{i:04d}" for i in range(VAL + TRAIN)]
@@ -78,12 +78,14 @@ def _describe(run: RunFolder, settings: Settings) -> None:
     run.model.write_text(json.dumps(description))
 
 
-def kept(folder: Path, job: Job) -> KeptResult:
+def kept(folder: Path, cell: Cell) -> KeptResult:
     """The result of a run in ``folder / "runs"``, in ``folder / "results"``."""
-    return keep_result(job, folder / "runs" / job.name, folder / "results" / job.shelf / f"{job.name}.json")
+    return keep_result(
+        cell, RunFolder(folder / "runs" / cell.name), folder / "results" / cell.subfolder / f"{cell.name}.json"
+    )
 
 
-def made_result(folder: Path, job: Job, wrong: int, **more: Any) -> KeptResult:
+def made_result(folder: Path, cell: Cell, wrong: int, **more: Any) -> KeptResult:
     """Such a run and its result."""
-    made_run(folder / "runs", job, wrong, **more)
-    return kept(folder, job)
+    made_run(folder / "runs", cell, wrong, **more)
+    return kept(folder, cell)

@@ -117,7 +117,7 @@ def test_a_single_image_is_drawn_over_and_over() -> None:
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
-    """A quick look; benchmarks/judging.py looks properly. Groups are all right or all wrong together half of the
+    """A quick look; benchmarks/evaluation.py looks properly. Groups are all right or all wrong together half of the
     time, so intervals over images would hold the truth far too rarely."""
     rng, held, held_by_images, draws = np.random.default_rng(0), 0, 0, 60
     for _ in range(draws):

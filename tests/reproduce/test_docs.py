@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cclnet.evaluation.evaluate import evaluate
-from cclnet.reproduce.pages import documents, grids, in_markdown
-from cclnet.reproduce.seeds import Seeds, read_results
+from cclnet.reproduce.pages import fill_markers, markdown, paper_blocks, paper_grids
+from cclnet.reproduce.seeds import SeedStatistics, read_results
 from cclnet.runs.kept_result import predictions_path
 
 ROOT = Path(__file__).parents[2]
@@ -17,15 +17,16 @@ RESULTS = ROOT / "results" / "isic2018"
 
 
 def test_documents_agree_with_the_results() -> None:
-    stale = [path.name for path, text in documents(ROOT, RESULTS).items() if path.read_text(encoding="utf-8") != text]
+    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in paper_blocks(RESULTS)}
+    stale = [name for name, blocks in paper_blocks(RESULTS).items() if fill_markers(pages[name], blocks) != pages[name]]
     assert not stale, "run: cclnet reproduce table1 --results results/isic2018 --tables-only --documents"
 
 
 def test_tables_beside_the_results_agree_with_them() -> None:
     if not read_results(RESULTS):
         pytest.skip("no results yet")
-    for name, content in grids(RESULTS, Seeds(RESULTS)).items():
-        assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == in_markdown(content), name
+    for name, content in paper_grids(read_results(RESULTS), SeedStatistics(RESULTS)).items():
+        assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == markdown(*content), name
 
 
 KEPT = [path for path in sorted((ROOT / "results").rglob("*-seed*.json")) if predictions_path(path).exists()]

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
 from cclnet import InputError
+from cclnet.functional import collapse_point
 from cclnet.reproduce import experiments
-from cclnet.reproduce.experiments import Cell, read_recipes, unique
-
-RECIPES = Path(__file__).parents[2] / "recipes" / "isic2018"
+from cclnet.reproduce.experiments import (
+    BACKBONES,
+    LR_CCL,
+    METHODS,
+    PAPER_SCORES,
+    TABLE2,
+    PaperCell,
+    published,
+    read_recipes,
+    unique,
+)
 
 
 def test_each_table_has_its_cells_and_they_share_one() -> None:
@@ -22,9 +32,8 @@ def test_each_table_has_its_cells_and_they_share_one() -> None:
 
 
 def test_names_differ_wherever_settings_do() -> None:
-    every = [*experiments.table1((0, 1)), *experiments.table1((0, 1), split="lesion"), *experiments.figures(),
-             *experiments.tune()]  # fmt: skip
-    recipes = read_recipes(RECIPES)
+    every = [*experiments.table1((0, 1)), *experiments.table1((0, 1), split="lesion"), *experiments.figures()]
+    recipes = read_recipes()
     settings = {cell.name: repr(cell.settings(recipes[cell.split], "data" + cell.split)) for cell in every}
     assert len(settings) == len(set(settings.values())) == len({cell.name for cell in every})
 
@@ -34,7 +43,7 @@ def test_the_first_seed_comes_first() -> None:
 
 
 def test_the_recipe_is_the_papers_protocol() -> None:
-    settings = Cell(seed=2).settings(read_recipes(RECIPES)["paper"], "isic")
+    settings = PaperCell(seed=2).settings(read_recipes()["paper"], "isic")
     assert (settings.optimizer, settings.momentum, settings.weight_decay) == ("sgd", 0.9, 1e-4)
     assert (settings.lr, settings.lr_ccl, settings.batch_size, settings.drop_factor) == (0.1, 0.0005, 128, 0.1)
     assert (settings.short_side, settings.augment.crop, len(settings.drops)) == (256, 224, 2)
@@ -45,23 +54,14 @@ def test_the_recipe_is_the_papers_protocol() -> None:
 
 
 def test_the_recipes_differ_in_the_split_alone() -> None:
-    recipes = read_recipes(RECIPES)
+    recipes = read_recipes()
     assert recipes["lesion"]["split"].pop("by") == "group" and recipes["paper"]["split"].pop("by") == "class"
     assert recipes["lesion"] == recipes["paper"]
 
 
-def test_tuning_starts_where_it_is_written_whatever_the_recipe_became() -> None:
-    recipe = read_recipes(RECIPES)["tune"] | {"epochs": 7, "clip": 9.0}
-    found = {cell.variant: cell.settings(recipe, "slice.csv") for cell in experiments.tune()}
-    assert (found["start"].epochs, found["start"].clip, found["start"].method) == (160, 1.0, "hard")
-    assert found["epochs-100"].epochs == 100 and found["clip-none"].clip == 0.0
-    assert found["jitter-strong"].augment.hue == 0.1 and found["jitter-strong"].augment.horizontal_flip == 0.5
-    assert {settings.split.by for settings in found.values()} == {"given"}
-
-
 def test_without_the_freeze_rule_nothing_is_frozen() -> None:
     off = [cell for cell in experiments.figures() if cell.variant]
-    patience = {cell.settings(read_recipes(RECIPES)["paper"], "isic").method_settings["patience"] for cell in off}
+    patience = {cell.settings(read_recipes()["paper"], "isic").method_settings["patience"] for cell in off}
     assert min(patience) > 10_000
 
 
@@ -77,3 +77,35 @@ def test_unknown_names_are_told() -> None:
 def test_missing_recipes_are_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no recipe .*paper\.toml"):
         read_recipes(tmp_path)
+
+
+def test_some_numbers_read_again() -> None:
+    assert published("resnet18", "hard") == {
+        "accuracy": 0.8347, "macro_f1": 0.7073, "kappa": 0.6775, "macro_jaccard": 0.5655,
+    }  # fmt: skip
+    assert published("efficientnet_b0", "lsr-a1")["kappa"] == 0.5526
+    assert published("mobilenetv2_100", "lsr-u5")["macro_jaccard"] == 0.5281
+    assert published("mobilenetv2_100", "lsr-a5")["macro_f1"] == 0.2306
+    assert astuple(TABLE2[0.001]) == (0.001, 0.38, 0.8452, 0.6972, 76)
+    assert astuple(TABLE2[0.05]) == (0.05, 0.30, 0.8417, 0.6884, 5)
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("score", PAPER_SCORES)
+def test_what_the_text_claims_about_the_table(backbone: str, score: str) -> None:
+    value = {method: published(backbone, method)[score] for method in METHODS}
+    assert value["ccl"] == max(value.values())
+    assert max(value["lsr-a1"], value["lsr-a5"]) < value["hard"]
+
+
+def test_the_two_tables_share_a_run() -> None:
+    shared, cell = TABLE2[LR_CCL], published("resnet18", "ccl")
+    assert (shared.accuracy, shared.kappa) == (cell["accuracy"], cell["kappa"])
+
+
+def test_the_faster_the_head_the_sooner_and_softer() -> None:
+    rates = [TABLE2[rate] for rate in sorted(TABLE2)]
+    epochs = [rate.converged for rate in rates[1:]]
+    assert rates[0].converged is None and epochs == sorted(epochs, key=lambda epoch: -(epoch or 0))
+    softness = [rate.softness for rate in rates]
+    assert softness == sorted(softness, reverse=True) and max(softness) < collapse_point(7)[1]

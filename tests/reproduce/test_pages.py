@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from made import made_result
 from PIL import Image
 from typer.testing import CliRunner
 
 from cclnet import InputError
 from cclnet.cli import app
-from cclnet.reproduce.command import write_again, write_all
-from cclnet.reproduce.experiments import DRIFT_RATES, NEVER, Cell, tune
-from cclnet.reproduce.pages import fill_markers, write_documents
-from cclnet.reproduce.paper import BACKBONES, TABLE2
+from cclnet.reproduce.experiments import BACKBONES, NO_FREEZE_RATES, TABLE2, PaperCell, no_freeze
+from cclnet.reproduce.pages import check_has_results, fill_markers, write_paper
+from made_paper_results import made_result
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +22,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of results after the command made its tables, without data or GPU."""
     folder = tmp_path_factory.mktemp("made")
     curve = [0.55 - 0.15 * epoch / 160 for epoch in range(160)]
-    cells = [Cell(name) for name in BACKBONES] + [Cell(lr_ccl=rate) for rate in list(TABLE2)[2:]]
-    off = {"method_settings": {"patience": NEVER}}
-    cells += [Cell(lr_ccl=rate, variant="no-freeze", changes=off) for rate in DRIFT_RATES]
+    cells = [PaperCell(name) for name in BACKBONES] + [PaperCell(lr_ccl=rate) for rate in list(TABLE2)[2:]]
+    cells += [no_freeze(rate) for rate in NO_FREEZE_RATES]
     for number, cell in enumerate(cells):
         made_result(folder, cell, wrong=3 * number, softness=curve, frozen=0 if cell.variant else 100)
     run = CliRunner().invoke(app, ["reproduce", "table1", "--results", str(folder / "results"), "--tables-only"])
@@ -57,7 +54,7 @@ def test_figures_are_small_pictures(written: Path) -> None:
 
 
 def test_without_results_there_are_tables_but_no_figures(tmp_path: Path) -> None:
-    write_all(tmp_path)
+    write_paper(tmp_path)
     assert "No cell has been run yet." in (tmp_path / "table1.html").read_text()
     assert not (tmp_path / "figures").exists() and not (tmp_path / "comparisons.json.bz2").exists()
 
@@ -65,14 +62,14 @@ def test_without_results_there_are_tables_but_no_figures(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("what", "split", "place", "message"),
     [("bogus", "paper", "made", "unknown experiment 'bogus'"), ("table1", "bogus", "made", "unknown split 'bogus'"),
-     ("table1", "paper", "nowhere", r"there is no folder .*nowhere: give the one that holds the results"),
-     ("table1", "paper", "empty", r"empty holds no result to make tables of")],
+     ("table1", "paper", "nowhere", r"there is no folder .*nowhere: give the folder of the results"),
+     ("table1", "paper", "empty", r"empty has no results")],
 )  # fmt: skip
 def test_tables_of_nothing_are_refused_and_nothing_is_written(
     what: str, split: str, place: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made_result(tmp_path, Cell(), wrong=3)
+    made_result(tmp_path, PaperCell(), wrong=3)
     (tmp_path / "results").rename(tmp_path / "made")
     (tmp_path / "empty").mkdir()
     (tmp_path / "README.md").write_text("<!-- table1 -->numbers<!-- /table1 -->")
@@ -84,13 +81,10 @@ def test_tables_of_nothing_are_refused_and_nothing_is_written(
 
 
 def test_documents_are_not_written_from_nothing(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no result to make tables of"):
-        write_documents(tmp_path, tmp_path)
-
-
-def test_tables_of_open_choices_alone(tmp_path: Path) -> None:
-    made_result(tmp_path, tune()[0], wrong=3)
-    assert write_again(["tune"], "paper", tmp_path / "results")
+    with pytest.raises(InputError, match="has no results"):
+        check_has_results(tmp_path)
+    made_result(tmp_path, PaperCell(), wrong=3)
+    check_has_results(tmp_path / "results")
 
 
 def test_a_document_without_markers_is_told() -> None:

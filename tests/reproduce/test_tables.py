@@ -9,43 +9,40 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made import made_result
 
 from cclnet.evaluation.compare import Comparison, verdict
 from cclnet.reproduce import seeds as seeds_module
-from cclnet.reproduce.experiments import Cell, tune
-from cclnet.reproduce.paper import table1
-from cclnet.reproduce.seeds import Result, Seeds, read_results
+from cclnet.reproduce.experiments import PaperCell, published
+from cclnet.reproduce.seeds import PaperResult, SeedStatistics, read_results, seeds_of
 from cclnet.reproduce.tables import (
     NOT_RUN,
     Grid,
     cost_grid,
     rivals_grid,
-    seeds_of,
     table1_grid,
     table1_rows,
     table2_grid,
     table2_rows,
-    tune_grid,
 )
+from made_paper_results import made_result
 
 WRONG = {"ccl": (3, 6), "hard": (12, 18), "lsr-u5": (12,)}  # of 60, for the seeds 0 and 1
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[PaperResult]:
     folder = tmp_path_factory.mktemp("made")
     for method, each in WRONG.items():
         for seed, wrong in enumerate(each):
-            made_result(folder, Cell(method=method, seed=seed), wrong)
+            made_result(folder, PaperCell(method=method, seed=seed), wrong)
     frozen = [0.5, 0.44, 0.40] + [0.41] * 10 + [0.41] * 3
-    made_result(folder, Cell(lr_ccl=0.05), 9, softness=frozen, frozen=13)
+    made_result(folder, PaperCell(lr_ccl=0.05), 9, softness=frozen, frozen=13)
     return read_results(folder / "results")
 
 
 @pytest.fixture(scope="module")
-def seeds(results: list[Result]) -> Seeds:
-    return Seeds(results[0].path.parent)
+def seeds(results: list[PaperResult]) -> SeedStatistics:
+    return SeedStatistics(results[0].path.parent)
 
 
 def row(grid: Grid, *names: str) -> dict[str, tuple[str, ...]]:
@@ -54,44 +51,44 @@ def row(grid: Grid, *names: str) -> dict[str, tuple[str, ...]]:
     return dict(zip(grid.columns, found[0], strict=True))
 
 
-def test_one_seed_beside_the_paper(results: list[Result], seeds: Seeds) -> None:
+def test_one_seed_beside_the_paper(results: list[PaperResult], seeds: SeedStatistics) -> None:
     grid = table1_grid(results, seeds)
     assert len(grid.rows) == 18
     cell = row(grid, "ResNet-18", "LSR-u5")
     own = next(r for r in results if r.cell.method == "lsr-u5").scores["accuracy"]
-    paper = table1("resnet18", "lsr-u5")["accuracy"]
+    paper = published("resnet18", "lsr-u5")["accuracy"]
     assert cell["Seeds"] == ("1",)
     assert cell["Accuracy"][:2] == ("0.800", "paper 0.844")
     assert cell["Accuracy"][2] == f"−0.044 [{own['low'] - paper:+.3f}, {own['high'] - paper:+.3f}]".replace("-", "−")
     assert cell["Balanced accuracy"][0] == "0.800" and "paper" not in " ".join(cell["Balanced accuracy"])
-    assert "Judged on 60 images of 30 lesions." in grid.caption
+    assert "Evaluated on 60 images of 30 lesions." in grid.caption
 
 
-def test_several_seeds_are_a_mean_with_its_spread(results: list[Result], seeds: Seeds) -> None:
+def test_several_seeds_are_a_mean_with_its_spread(results: list[PaperResult], seeds: SeedStatistics) -> None:
     cell = row(table1_grid(results, seeds), "ResNet-18", "Baseline")
     assert cell["Seeds"] == ("2",)
     assert cell["Accuracy"][0] == f"0.750 ± {np.std([0.8, 0.7], ddof=1):.3f}"
-    mean = seeds.mean(seeds_of(results, Cell(method="hard")))["accuracy"]
+    mean = seeds.mean(seeds_of(results, PaperCell(method="hard")))["accuracy"]
     assert mean["values"] == [0.8, 0.7] and mean["low"] < 0.75 < mean["high"]
 
 
-def test_cells_that_were_not_run_say_so(results: list[Result], seeds: Seeds) -> None:
+def test_cells_that_were_not_run_say_so(results: list[PaperResult], seeds: SeedStatistics) -> None:
     cell = row(table1_grid(results, seeds), "MobileNetV2", "CCL-Net")
     assert cell["Seeds"] == ("–",) and cell["Accuracy"] == (NOT_RUN, "paper 0.834") and cell["ECE"] == (NOT_RUN,)
     lesion = table1_grid(results, seeds, "lesion")
     assert len(lesion.rows) == 9 and all(r[3][0] == NOT_RUN for r in lesion.rows)
-    assert "stand here for orientation" in lesion.caption
+    assert "for orientation" in lesion.caption
 
 
 def test_nothing_run_at_all(tmp_path: Path) -> None:
-    none = Seeds(tmp_path)
+    none = SeedStatistics(tmp_path)
     assert all(r[3][0] == NOT_RUN for r in table1_grid([], none).rows)
     assert [r[2] for r in table2_grid([], none).rows][1] == (NOT_RUN, "paper 137")
     assert rivals_grid([], none).rows[0][0] == (NOT_RUN,)
-    assert tune_grid([]).rows == cost_grid([]).rows == ()
+    assert cost_grid([]).rows == ()
 
 
-def test_the_rate_of_the_head(results: list[Result], seeds: Seeds) -> None:
+def test_the_rate_of_the_head(results: list[PaperResult], seeds: SeedStatistics) -> None:
     grid = table2_grid(results, seeds)
     fast = row(grid, "0.05")
     assert fast["Converged at"] == ("3", "paper 5") and fast["Frozen at"] == ("13",)
@@ -106,14 +103,14 @@ def test_the_rate_of_the_head(results: list[Result], seeds: Seeds) -> None:
     assert (run["converged_softness"], run["final_softness"]) == (0.4, 0.41)
 
 
-def test_rivals_are_compared_over_the_seeds_that_all_have(results: list[Result], seeds: Seeds) -> None:
+def test_rivals_are_compared_over_the_seeds_that_all_have(results: list[PaperResult], seeds: SeedStatistics) -> None:
     grid = rivals_grid(results, seeds)
     assert [r[2][0] for r in grid.rows] == ["CCL-Net − Baseline", "CCL-Net − LSR-u5", "Baseline − LSR-u5"]
     first = row(grid, "the paper's split", "ResNet-18", "CCL-Net − Baseline")
     assert first["Seeds"] == ("1",)  # uniform smoothing has one seed
     assert first["Accuracy"][0] == "+15.0" and first["In words"][0].startswith("One seed each")
     without = [r for r in results if r.cell.method != "lsr-u5"]
-    pair = Seeds(Path("nowhere")).rivals(without)
+    pair = SeedStatistics(Path("nowhere")).compare_all(without)
     assert pair is not None and pair["pairs"][0]["seeds"] == {"a": 2, "b": 2, "paired": True}
     test = pair["pairs"][0]["metrics"]["accuracy"]
     assert test["difference"] == pytest.approx((0.15 + 0.2) / 2)
@@ -121,7 +118,7 @@ def test_rivals_are_compared_over_the_seeds_that_all_have(results: list[Result],
 
 
 def test_a_difference_reads_the_same_in_its_field_and_in_its_words(
-    results: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    results: list[PaperResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a tenth of a point, but for the last bit: rounded when it is kept it would be shown as a tenth."""
     almost = -0.0005 + 1e-15
@@ -136,32 +133,32 @@ def test_a_difference_reads_the_same_in_its_field_and_in_its_words(
         return replace(found, comparisons=tuple(pairs))
 
     monkeypatch.setattr(seeds_module, "compare", compared)
-    first = Seeds(tmp_path)
+    first = SeedStatistics(tmp_path)
     rivals_grid(results, first)
     first.write()
-    grid = rivals_grid(results, Seeds(tmp_path))  # as it was kept
+    grid = rivals_grid(results, SeedStatistics(tmp_path))  # as it was kept
     for cell in (dict(zip(grid.columns, own, strict=True)) for own in grid.rows):
         assert cell["Accuracy"][:2] == ("0.0", "[−0.2, 0.0]")
         assert "a minus b is 0.0 points [-0.2, 0.0]" in cell["In words"][0]
 
 
-def test_intervals_are_said_to_be_over_lesions(results: list[Result], seeds: Seeds) -> None:
-    assert "(over seeds and lesions both; for one seed over lesions)" in table1_grid(results, seeds).caption
+def test_intervals_are_said_to_be_over_lesions(results: list[PaperResult], seeds: SeedStatistics) -> None:
+    assert "(over seeds and lesions; for one seed over lesions)" in table1_grid(results, seeds).caption
 
 
-def test_statistics_are_kept_until_predictions_change(results: list[Result], tmp_path: Path) -> None:
-    own = seeds_of(results, Cell(method="hard"))
-    first = Seeds(tmp_path)
+def test_statistics_are_kept_until_predictions_change(results: list[PaperResult], tmp_path: Path) -> None:
+    own = seeds_of(results, PaperCell(method="hard"))
+    first = SeedStatistics(tmp_path)
     made = first.mean(own)
     first.write()
-    again = Seeds(tmp_path)
-    again.kept["mean of paper-resnet18-hard"]["content"]["accuracy"]["mean"] = math.pi
+    again = SeedStatistics(tmp_path)
+    again.cached["mean of paper-resnet18-hard"]["content"]["accuracy"]["mean"] = math.pi
     assert again.mean(own)["accuracy"]["mean"] == math.pi  # not made anew
-    again.kept["mean of paper-resnet18-hard"]["made_from"][own[0].path.stem] = "of other predictions"
+    again.cached["mean of paper-resnet18-hard"]["made_from"][own[0].path.stem] = "of other predictions"
     assert again.mean(own) == made
 
 
-def test_lines_for_a_spreadsheet(results: list[Result], seeds: Seeds) -> None:
+def test_lines_for_a_spreadsheet(results: list[PaperResult], seeds: SeedStatistics) -> None:
     rows = table1_rows(results, seeds)
     assert len(rows) == 2 * 18 * 7
     found = next(
@@ -174,15 +171,6 @@ def test_lines_for_a_spreadsheet(results: list[Result], seeds: Seeds) -> None:
     assert found["state"] == "run" and rows[-1]["state"] == NOT_RUN and rows[-1]["mean"] is None
 
 
-def test_the_best_candidate_comes_first(tmp_path: Path) -> None:
-    candidates = {cell.variant: cell for cell in tune()}
-    for name, wrong in (("start", 12), ("clip-none", 3), ("jitter-strong", 30)):
-        made_result(tmp_path, candidates[name], wrong)
-    grid = tune_grid(read_results(tmp_path / "results" / "tune"))
-    assert [r[0][0] for r in grid.rows] == ["clip-none", "start", "jitter-strong"]
-    assert row(grid, "jitter-strong")["Jitter"] == ("0.4/0.4/0.4/0.1",) and row(grid, "clip-none")["Clip"] == ("none",)
-
-
-def test_what_it_took(results: list[Result]) -> None:
+def test_what_it_took(results: list[PaperResult]) -> None:
     grid = cost_grid(results)
-    assert row(grid, "a made GPU", "ResNet-18")["Minutes a run"] == ("1.0",)
+    assert row(grid, "a made GPU", "ResNet-18")["Minutes per run"] == ("1.0",)

@@ -38,6 +38,8 @@ def compare_methods(
     recipe: Annotated[Path | None, typer.Option(help="Settings from a TOML file.")] = None,
     max_minutes: Annotated[float, typer.Option(help="Limit for everything; the same command continues later.")] = 0.0,
     parallel: Annotated[int, typer.Option(help="Runs at once, spread over the GPUs or sharing the cores.")] = 1,
+    shard: Annotated[str, typer.Option(help="i/n: this is machine i of n that share the runs.")] = "1/1",
+    stall_minutes: Annotated[float, typer.Option(help="Restart a run that makes no progress for so long.")] = 10.0,
     draws: Draws = 1000,
     accelerator: Accelerator = "auto",
     **settings: Any,
@@ -50,18 +52,21 @@ def compare_methods(
 
     chosen = run_settings(data or None, recipe, settings)
     from cclnet.sweep import compare_methods as sweep
+    from cclnet.sweep.cells import parse_shard
 
     request = sweep.Request(
         settings=chosen,
         out=out,
         results=results or out,
-        contestants=tuple(sweep.parse_contestants(methods)),
+        entries=tuple(sweep.parse_entries(methods)),
         seeds=parse_seeds(seeds),
         against=against,
         primary=primary,
         draws=draws,
         max_minutes=max_minutes,
         parallel=parallel,
+        shard=parse_shard(shard),
+        stall_minutes=stall_minutes,
         accelerator=accelerator,
         cache_dir=chosen.cache_folder,
     )

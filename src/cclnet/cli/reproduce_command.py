@@ -15,16 +15,15 @@ def reproduce(
     what: Annotated[
         list[str],
         typer.Argument(
-            help="all: everything the pages report, with its seeds and splits. Or some of it: table1, table2, figures, "
-            "looks, uses. Or the choice of open settings: tune, tune-looks."
+            help="all: all that docs/reproduce.md reports, with its seeds and splits; or table1, table2, figures."
         ),
     ],
     data: Annotated[str, typer.Option(help="The ISIC 2018 images, as downloaded.")] = "",
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/reproduce"),
     results: Annotated[Path | None, typer.Option(help="Folder for results and tables. Default: OUT/results.")] = None,
     seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
-    backbones: Annotated[str, typer.Option(help="Backbones of table1 or looks, separated by commas.")] = "",
-    methods: Annotated[str, typer.Option(help="Rows of table1 or looks, separated by commas.")] = "",
+    backbones: Annotated[str, typer.Option(help="Backbones of table1, separated by commas.")] = "",
+    methods: Annotated[str, typer.Option(help="Methods of table1, separated by commas.")] = "",
     split: Annotated[str, typer.Option(help="paper, or lesion: no lesion in two splits.")] = "paper",
     max_minutes: Annotated[float, typer.Option(help="Limit for everything; the same command continues later.")] = 0.0,
     parallel: Annotated[int, typer.Option(help="Runs at once, spread over the GPUs.")] = 1,
@@ -32,6 +31,7 @@ def reproduce(
         str, typer.Option(help="Runs by name, in this order: 'paper-resnet18-*,*-ccl-seed1'. Default: all.")
     ] = "",
     shard: Annotated[str, typer.Option(help="i/n: this is machine i of n that share the runs.")] = "1/1",
+    stall_minutes: Annotated[float, typer.Option(help="Restart a run that makes no progress for so long.")] = 10.0,
     smoke: Annotated[bool, typer.Option("--smoke", help="Everything, tiny, on synthetic images.")] = False,
     tables_only: Annotated[
         bool, typer.Option("--tables-only", help="Run nothing; write the tables from the results.")
@@ -45,13 +45,15 @@ def reproduce(
 ) -> None:
     """Run the paper's experiments on ISIC 2018 and write its tables and figures next to the published numbers."""
     from cclnet.reproduce import command
+    from cclnet.reproduce.experiments import RECIPES
+    from cclnet.reproduce.pages import check_has_results, paper_blocks, write_documents
+    from cclnet.sweep.cells import parse_shard
 
     folder = results or out / "results"
     console = Console()
     failed = False
     if tables_only:
-        for page in command.write_again(what, split, folder):
-            console.print(str(page), highlight=False, soft_wrap=True)
+        command.print_pages(command.write_again(what, split, folder), console)
     else:
         request = command.Request(
             what=tuple(what),
@@ -65,16 +67,16 @@ def reproduce(
             max_minutes=max_minutes,
             parallel=parallel,
             only=parse_list(only),
-            shard=command.parse_shard(shard),
+            shard=parse_shard(shard),
+            stall_minutes=stall_minutes,
             smoke=smoke,
-            recipes=recipes or command.RECIPES,
+            recipes=recipes or RECIPES,
             accelerator=accelerator,
             cache_dir=cache_dir,
         )
         failed = bool(command.reproduce(request, console).failed)
     if documents:
-        from cclnet.reproduce.pages import write_documents
-
-        write_documents(Path(), folder)
+        check_has_results(folder)
+        write_documents(Path(), paper_blocks(folder))
     if failed:
         raise typer.Exit(1)

@@ -14,7 +14,7 @@ A calibration error is a sum of absolute values, so its estimate is biased upwar
 calibrated. With b the mean of the draws minus θ (the bias that the bootstrap shows, which is less than all of it), the
 interval is ``θ − 2b − t s`` to ``θ − b + t s``. In simulations it covers the true value in 90 to 95% of cases (ECE and
 adaptive ECE), in 79 to 90% where that is zero, which the uncorrected interval never covers. Class-wise ECE on few
-images is covered less often (200 images: 13 to 71%; benchmarks/judging.py).
+images is covered less often (200 images: 13 to 71%; benchmarks/evaluation.py).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Welch-Satterthwaite degrees of freedom: with few seeds their variance is often f
 the degrees of freedom of the images. Here t² V_seed enters in full, so p is never below that of the t-test over seeds,
 nor below that of the images alone. The errors of a single model on single images enter both terms; the test is
 conservative by that much. Simulated (five seeds, 2,000 images in 1,500 groups, seeds changing accuracy by 0.5 to 1
-point): 1 to 3% false positives, and a gap of two points found in 88 to 57% of cases (benchmarks/judging.py).
+point): 1 to 3% false positives, and a gap of two points found in 88 to 57% of cases (benchmarks/evaluation.py).
 """
 
 from __future__ import annotations

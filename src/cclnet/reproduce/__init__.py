@@ -1,1 +1,1 @@
-"""The paper's tables and figures as experiments that anyone can run again."""
+"""The tables and figures of the paper as experiments that anyone can run again."""

@@ -1,3 +1,1 @@
-"""Many training runs as one experiment: each resumable and in a process of its own, judged, and kept small."""
-
-from __future__ import annotations
+"""Many training runs as one experiment: each resumable, evaluated, and reduced to a small result file."""

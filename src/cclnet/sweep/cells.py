@@ -1,63 +1,154 @@
-"""What is to be run: a job is one training run of an experiment, and all jobs share where they work and how long."""
+"""Cells (the training runs of a sweep), the options that every sweep takes, and the summary of how its cells ended."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from cclnet.errors import InputError
+from cclnet.files import make_folder, write_whole
 from cclnet.runs.folder import RunFolder
 from cclnet.settings import Settings
 
-# Settings in which what is kept of a run may differ from what is asked for and still be the same run.
-INCIDENTAL = ("follow_links", "resident", "compile", "max_minutes", "validate_every")
+# Settings that may differ between a kept result and its cell, because they do not change what is trained.
+IGNORED_SETTINGS = ("follow_links", "resident", "compile", "max_minutes", "validate_every")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Job:
-    """One training run of an experiment.
+class Cell:
+    """One training run of a sweep."""
 
-    Attributes:
-        name: of its run folder and of its result; ends in the seed, "-seed0".
-        settings: what to train.
-        keys: what tells it from the others, as plain values; kept in its result.
-        shelf: the folder of its result inside that of all results.
-        images: the fingerprint of the images and labels; empty where it is not asked for.
-        incidental: settings in which what was kept of it before may differ.
-    """
-
-    name: str
+    name: str  # of its run folder and its result; ends in the seed, "-seed0"
     settings: Settings
-    keys: Mapping[str, Any] = field(default_factory=dict)
-    shelf: str = ""
-    images: str = ""
-    incidental: tuple[str, ...] = INCIDENTAL
+    keys: Mapping[str, Any] = field(default_factory=dict)  # what distinguishes it from other cells; kept in its result
+    subfolder: str = ""  # of its result, inside the folder of results
+    fingerprint: str = ""  # of images and labels; empty: not checked
+    ignored_settings: tuple[str, ...] = IGNORED_SETTINGS
 
 
 @dataclass(frozen=True)
-class Work:
-    """What all jobs share. It is sent to every process.
+class SweepContext:
+    """What all cells of a sweep share. It is sent to every process."""
 
-    Attributes:
-        runs: the folder in which each job has its run folder.
-        results: the folder of results.
-        deadline: when training stops, in seconds of ``time.time()``; infinite for never.
-        accelerator, cache_dir: as in ``train``.
-    """
-
-    runs: Path
+    runs: Path  # folder of the run folders
     results: Path
-    deadline: float = float("inf")
+    deadline: float = float("inf")  # in seconds of time.time(): training stops with a checkpoint
+    accelerator: str = "auto"
+    cache_dir: Path | None = None
+    stall_seconds: float = 600.0  # a training process that reports nothing for so long is killed
+
+    def run_folder(self, cell: Cell) -> RunFolder:
+        return RunFolder(self.runs / cell.name)
+
+    def result(self, cell: Cell) -> Path:
+        """The path of the result of a cell, whether it exists or not."""
+        return self.results / cell.subfolder / f"{cell.name}.json"
+
+    def is_trained(self, cell: Cell) -> bool:
+        return self.run_folder(cell).predictions.exists()  # the last file of a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """The options of every command that runs a sweep."""
+
+    out: Path  # run folders go to out/runs
+    results: Path
+    max_minutes: float = 0.0  # for the whole sweep; 0: no limit
+    parallel: int = 1  # cells trained at once
+    shard: tuple[int, int] = (1, 1)  # (i, n): this is machine i of n that share the cells
+    stall_minutes: float = 10.0
     accelerator: str = "auto"
     cache_dir: Path | None = None
 
-    def run_folder(self, job: Job) -> Path:
-        return self.runs / job.name
+    def __post_init__(self) -> None:
+        if not 1 <= self.shard[0] <= self.shard[1]:
+            raise InputError(f"shard is i/n with i from 1 to n, got {self.shard[0]}/{self.shard[1]}.")
+        if self.stall_minutes <= 0:
+            raise InputError(f"stall_minutes must be above 0, got {self.stall_minutes:g}.")
 
-    def result(self, job: Job) -> Path:
-        """Where the result of a job is, or will be."""
-        return self.results / job.shelf / f"{job.name}.json"
+    def context(self, began: float) -> SweepContext:
+        return SweepContext(
+            runs=self.out / "runs",
+            results=self.results,
+            deadline=began + 60 * self.max_minutes if self.max_minutes else float("inf"),
+            accelerator=self.accelerator,
+            cache_dir=self.cache_dir,
+            stall_seconds=60 * self.stall_minutes,
+        )
 
-    def is_trained(self, job: Job) -> bool:
-        return RunFolder(self.run_folder(job)).predictions.exists()  # the last file of a run
+    def own_shard(self, cells: Sequence[T]) -> list[T]:
+        """Every n-th cell, beginning with the i-th."""
+        return list(cells[self.shard[0] - 1 :: self.shard[1]])
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """
+    >>> parse_shard("2/4")
+    (2, 4)
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if not found:
+        raise InputError(f"shard is i/n, such as 1/4 for the first of four machines; got '{text}'.")
+    return int(found[1]), int(found[2])
+
+
+@dataclass
+class SweepSummary:
+    """The names of all cells, and of those that ended by how they did; failed ones with the reason."""
+
+    names: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)  # had a result before
+    failed: dict[str, str] = field(default_factory=dict)
+    began: float = field(default_factory=time.time)
+
+    @property
+    def unfinished(self) -> list[str]:
+        ended = {*self.done, *self.skipped, *self.failed}
+        return [name for name in self.names if name not in ended]
+
+    @property
+    def minutes(self) -> float:
+        return (time.time() - self.began) / 60
+
+    def text(self) -> str:
+        had = f"{len(self.skipped)} had their result already"
+        lines = [f"{len(self.done)} runs done and {had}, in {self.minutes:.1f} minutes."]
+        if self.unfinished:
+            names = ", ".join(self.unfinished)
+            lines.append(f"{len(self.unfinished)} unfinished, continue with the same command: {names}")
+        lines += [f"failed: {name}: {reason}" for name, reason in self.failed.items()]
+        return "\n".join(lines)
+
+
+class SweepLog:
+    """log.jsonl beside the results: one line per command, with what was requested and the minutes it took.
+
+    The line is rewritten whenever a cell ends, so that it exists even if the machine stops.
+    """
+
+    def __init__(self, results: Path, requested: Mapping[str, Any]) -> None:
+        self.path, self.requested = results / "log.jsonl", requested
+        self.earlier: str | None = None
+
+    def write(self, summary: SweepSummary) -> None:
+        if self.earlier is None:
+            self.earlier = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        line = {
+            "began": datetime.fromtimestamp(summary.began, timezone.utc).isoformat(timespec="seconds"),
+            **self.requested,
+            "done": summary.done,
+            "unfinished": len(summary.unfinished),
+            "failed": len(summary.failed),
+            "minutes": round(summary.minutes, 2),
+        }
+        make_folder(self.path.parent)
+        write_whole(self.path, self.earlier + json.dumps(line) + "\n")

@@ -1,24 +1,26 @@
-"""Runs jobs: several training processes, each with its device, and judging beside them so that no GPU waits."""
+"""Run the cells of a sweep on this machine: one training process per slot, evaluation beside training.
+
+A training process trains many cells, because imports and compile caches cost seconds. A cell whose process dies or
+makes no progress is resumed once in a new process, then it fails. A cell that fails stops no other. On SIGTERM,
+Ctrl-C or the deadline every cell in training is checkpointed, and the same sweep continues from there.
+"""
 
 from __future__ import annotations
 
 import gc
-import json
 import multiprocessing
 import os
 import shutil
 import signal
 import time
 import traceback
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -26,172 +28,109 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from cclnet.errors import InputError
-from cclnet.files import write_whole
+from cclnet.errors import InputError, Interrupted
 from cclnet.runs.folder import RunFolder
-from cclnet.runs.kept_result import KeptResult
-from cclnet.sweep.cells import Job, Work
-from cclnet.sweep.results import differs_from_result, differs_from_run, keep_result, read_results, record_soft_labels
+from cclnet.sweep.cells import Cell, SweepContext, SweepLog, SweepOptions, SweepSummary
+from cclnet.sweep.results import check_results, differs_from_run, keep_result, record_soft_labels
 
-# How the jobs stand or ended: in words, and as a line in a log beside the results.
-
-
-@dataclass
-class Outcome:
-    """The names of all jobs, and of those that ended by how they did; those that failed with the reason."""
-
-    names: list[str] = field(default_factory=list)
-    done: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def unfinished(self) -> list[str]:
-        ended = {*self.done, *self.skipped, *self.failed}
-        return [name for name in self.names if name not in ended]
-
-    def in_words(self, seconds: float) -> str:
-        had = f"{len(self.skipped)} had their result already"
-        lines = [f"{len(self.done)} runs done and {had}, in {seconds / 60:.1f} minutes."]
-        if self.unfinished:
-            names = ", ".join(self.unfinished)
-            lines.append(f"{len(self.unfinished)} unfinished, go on with the same command: {names}")
-        lines += [f"failed: {name}: {reason}" for name, reason in self.failed.items()]
-        return "\n".join(lines)
-
-
-class Log:
-    """log.jsonl beside the results: a line for each command, with what was asked for and what it took on the clock.
-
-    The line is written again as each job ends, so that it is there even if the machine stops under the command.
-    """
-
-    def __init__(self, results: Path, began: float, asked: Mapping[str, Any]) -> None:
-        self.path, self.began, self.asked = results / "log.jsonl", began, asked
-        self.before: str | None = None
-
-    @property
-    def seconds(self) -> float:
-        return time.time() - self.began
-
-    def write(self, outcome: Outcome) -> None:
-        if self.before is None:
-            self.before = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        line = {
-            "began": datetime.fromtimestamp(self.began, timezone.utc).isoformat(timespec="seconds"),
-            **self.asked,
-            "done": outcome.done,
-            "unfinished": len(outcome.unfinished),
-            "failed": len(outcome.failed),
-            "minutes": round(self.seconds / 60, 2),
-        }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, self.before + json.dumps(line) + "\n")
-
-
-# How the jobs stand: a live table on a terminal, a line for each change elsewhere.
-
-
+START_METHOD = "spawn"  # a forked process cannot use CUDA
+MAX_STARTS = 2  # processes in which a cell is started
+POLL_SECONDS = 0.2
+STOP_SECONDS = 60.0  # for a training process to write its checkpoint when the sweep ends
+STEP_SECONDS = 15.0  # between two messages about the steps of one epoch
+LINE_SECONDS = 30.0  # between two lines about one cell in training, without a terminal
 COLOURS = {
-    "waiting": "dim", "training": "cyan", "judging": "blue", "done": "green", "skipped": "dim green",
+    "waiting": "dim", "training": "cyan", "evaluating": "blue", "done": "green", "skipped": "dim green",
     "unfinished": "yellow", "failed": "red",
 }  # fmt: skip
-LINE_EVERY = 30.0  # seconds between two lines about one job in training, where there is no live table
 
 
-class Show:
-    """``with Show() as show: show.update(name, state, words)``."""
+def run_sweep(
+    cells: Sequence[Cell], options: SweepOptions, requested: Mapping[str, Any], console: Console, began: float
+) -> SweepSummary:
+    """Run the shard of the cells that the options name, with progress on the console and a line in log.jsonl."""
+    log = SweepLog(options.results, requested)
+    progress = SweepProgress(console)
+    own = options.own_shard(cells)
+    return run_cells(own, options.context(began), options.parallel, progress, on_end=log.write, began=began)
 
-    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
-        self.console = console or Console(quiet=quiet)
+
+class SweepProgress(AbstractContextManager["SweepProgress"]):
+    """The state of every cell: a live table on a terminal, elsewhere one line per change."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
         self.states: dict[str, tuple[str, str]] = {}
         self.began = time.monotonic()
-        self._told: dict[str, float] = {}
+        self._printed: dict[str, float] = {}
         self._live: Live | None = None
 
-    def update(self, name: str, state: str, words: str = "") -> None:
-        before = self.states.get(name, ("", ""))[0]
-        self.states[name] = (state, words)
+    def update(self, name: str, state: str, text: str = "") -> None:
+        now, before = time.monotonic(), self.states.get(name, ("", ""))[0]
+        self.states[name] = (state, text)
         if self._live is not None:
             self._live.update(self.table())
-        elif state != "waiting" and (state != before or self._due(name)):
-            self._told[name] = time.monotonic()
-            line = f"{self._clock()}  {state:<10} {name}  {words}"
+        elif state != "waiting" and (state != before or now - self._printed.get(name, 0.0) > LINE_SECONDS):
+            self._printed[name] = now
+            line = f"{self._clock()}  {state:<10} {name}  {text}"
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    def _due(self, name: str) -> bool:
-        return time.monotonic() - self._told.get(name, 0.0) > LINE_EVERY
 
     def _clock(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
         return f"{minutes:3d}:{seconds:02d}"
 
     def table(self) -> Table:
-        """The jobs that are under way or changed, and how many there are of each state."""
-        counts = ", ".join(
-            f"{count} {state}" for state in COLOURS if (count := sum(s == state for s, _ in self.states.values()))
-        )
-        table = Table(title=f"{self._clock()}  {counts}", title_justify="left", box=None, pad_edge=False)
+        """The number of cells in each state, the active and failed cells, then those that ended last."""
+        counts = Counter(state for state, _ in self.states.values())
+        title = ", ".join(f"{counts[state]} {state}" for state in COLOURS if counts[state])
+        table = Table(title=f"{self._clock()}  {title}", title_justify="left", box=None, pad_edge=False)
         for column in ("run", "state", ""):
             table.add_column(column, no_wrap=column != "")
-        room = max(self.console.height - 6, 8)
-        shown = [row for row in self.states.items() if row[1][0] in ("training", "judging", "failed")]
+        shown = [row for row in self.states.items() if row[1][0] in ("training", "evaluating", "failed")]
         shown += [row for row in reversed(self.states.items()) if row[1][0] in ("done", "unfinished")]
-        for name, (state, words) in shown[:room]:
-            table.add_row(name, f"[{COLOURS[state]}]{state}[/]", escape(words))
+        for name, (state, text) in shown[: max(self.console.height - 6, 8)]:
+            table.add_row(name, f"[{COLOURS[state]}]{state}[/]", escape(text))
         return table
 
-    def __enter__(self) -> Show:
+    def __enter__(self) -> SweepProgress:
         if self.console.is_terminal and not self.console.quiet:
             self._live = Live(self.table(), console=self.console, refresh_per_second=4)
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
 
 
-# What happens inside the processes: one that trains job after job, and one that judges what was trained.
-
-
 @dataclass(frozen=True)
 class Message:
-    """From a training process: state "training", "trained", "stopped" or "failed", and words to show."""
+    """From a training process: state "training", "trained", "stopped" or "failed", and text to show."""
 
     state: str
-    words: str = ""
+    text: str = ""
 
 
 class OutOfTime(Exception):
-    """The deadline came; the run stands checkpointed."""
+    """The deadline has passed; the run is checkpointed."""
 
 
-def serve(connection: Connection, device: str | None, threads: int, work: Work) -> None:
-    """A training process: takes jobs from the connection until None comes, and tells how each one goes.
+def train_cells(connection: Connection, device: str | None, threads: int, context: SweepContext) -> None:
+    """The main function of a training process: train the cells that arrive on the connection until None arrives.
 
-    One process trains many jobs, for imports and compilers' caches cost seconds. After an unforeseen error it ends,
-    so that a device left in disorder harms no other job.
+    After an unexpected error the process ends, so that a GPU in an undefined state affects no other cell.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks to stop
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     import torch
 
-    from cclnet.errors import Interrupted
-
     if threads:
         torch.set_num_threads(threads)
-
-    def tell(words: str) -> None:
-        connection.send(Message("training", words))
-
-    while (job := connection.recv()) is not None:
+    while (cell := connection.recv()) is not None:
         try:
-            train_job(job, work, tell)
+            train_cell(cell, context, lambda text: connection.send(Message("training", text)))
             connection.send(Message("trained"))
         except OutOfTime:
             connection.send(Message("stopped", "out of time, checkpointed"))
@@ -200,282 +139,270 @@ def serve(connection: Connection, device: str | None, threads: int, work: Work) 
             return
         except InputError as error:
             connection.send(Message("failed", str(error)))
-        except Exception as error:  # noqa: BLE001 (whatever goes wrong in one job must not stop the others)
-            note = work.run_folder(job) / "error.txt"
+        except Exception as error:  # noqa: BLE001 (an error in one cell must not stop the others)
+            note = context.runs / cell.name / "error.txt"
             note.parent.mkdir(parents=True, exist_ok=True)
             note.write_text(traceback.format_exc(), encoding="utf-8")
             connection.send(Message("failed", f"{type(error).__name__}: {error} (see {note})"))
             return
-        gc.collect()  # a network and its optimiser hold each other; their memory is wanted now
+        gc.collect()  # network and optimizer refer to each other; the next cell needs their memory now
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
-def train_job(job: Job, work: Work, tell: Callable[[str], None]) -> Path:
-    """Train a job, or go on with it from its last checkpoint; returns its run folder."""
+def train_cell(cell: Cell, context: SweepContext, report: Callable[[str], None]) -> None:
+    """Train a cell, or resume it from its last checkpoint. ``report`` receives the progress as text."""
     from cclnet.training.loop import train
 
-    settings, run = job.settings, RunFolder(work.run_folder(job))
+    run, epochs = context.run_folder(cell), cell.settings.epochs
     begun = run.settings.exists()
     if begun:
-        _must_be_of(job, run)
+        _check_run(cell, run)
+    reported = time.monotonic()
+
+    def on_step(epoch: int, step: int) -> None:
+        nonlocal reported
+        if time.monotonic() - reported > STEP_SECONDS:
+            reported = time.monotonic()
+            report(f"epoch {epoch}/{epochs}, step {step}")
 
     def on_epoch(record: Mapping[str, Any], network: Any) -> None:
-        tell(_epoch_in_words(record, settings.epochs))
-        record_soft_labels(run, record["epoch"], network.soft_labels() if "softness" in record else None)
-        if record["epoch"] < settings.epochs and time.time() > work.deadline:
-            raise OutOfTime(job.name)
+        text = f"epoch {record['epoch']}/{epochs}, {record['images_per_second']:,.0f} images/s"
+        if "softness" in record:
+            text += f", softness {record['softness']:.3f}{' frozen' if record.get('frozen') else ''}"
+            record_soft_labels(run, record["epoch"], network.soft_labels())
+        report(text)
+        if record["epoch"] < epochs and time.time() > context.deadline:
+            raise OutOfTime(cell.name)
 
-    return train(
-        None if begun else settings,
+    train(
+        None if begun else cell.settings,
         run.path,
-        accelerator=work.accelerator,
-        cache_dir=work.cache_dir,
+        accelerator=context.accelerator,
+        cache_dir=context.cache_dir,
         progress=False,
         on_epoch=on_epoch,
+        on_step=on_step,
     )
 
 
-def _must_be_of(job: Job, run: RunFolder) -> None:
-    if different := differs_from_run(job, run):
+def _check_run(cell: Cell, run: RunFolder) -> None:
+    if different := differs_from_run(cell, run):
         raise InputError(
             f"{run.path} was begun with other settings ({'; '.join(different)}). "
             "Remove the folder to begin anew, or go back to the settings it was begun with."
         )
 
 
-def _epoch_in_words(record: Mapping[str, Any], epochs: int) -> str:
-    words = f"epoch {record['epoch']}/{epochs}, {record['images_per_second']:,.0f} images/s"
-    if "softness" in record:
-        words += f", softness {record['softness']:.3f}{' frozen' if record.get('frozen') else ''}"
-    return words
+def evaluate_cell(cell: Cell, context: SweepContext) -> str:
+    """Evaluate a trained cell, keep its result and remove its checkpoints; returns text to show."""
+    run = context.run_folder(cell)
+    _check_run(cell, run)
+    result = keep_result(cell, run, context.result(cell))
+    shutil.rmtree(run.checkpoints, ignore_errors=True)
+    scores = [f"{name.replace('_', ' ')} {result.value(name) or 0:.4f}" for name in list(result.scores)[:2]]
+    return f"{', '.join(scores)}, {result.seconds:.0f} s"
 
 
-def judge_job(job: Job, work: Work) -> str:
-    """Judge a trained job and keep its result; the checkpoints are not needed any more. Returns words to show."""
-    run = work.run_folder(job)
-    _must_be_of(job, RunFolder(run))
-    result = keep_result(job, run, work.result(job))
-    shutil.rmtree(RunFolder(run).checkpoints, ignore_errors=True)
-    shown = list(result.scores)[:2]
-    words = [f"{name.replace('_', ' ')} {result.value(name) or 0:.4f}" for name in shown]
-    return f"{', '.join(words)}, {result.seconds:.0f} s"
-
-
-def begin_judging() -> None:
-    """A judging process leaves the GPU to those that train, and Ctrl-C to the parent."""
+def _start_evaluator() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for training
 
 
-PACE = 0.2  # seconds between two looks at those who judge
-GRACE = 60.0  # seconds that a training process gets to write its checkpoint when all is stopped
+WorkerMain = Callable[[Connection, "str | None", int, SweepContext], None]
 
 
-@dataclass
-class Trainer:
-    """A training process and the job it works on."""
-
-    process: BaseProcess
-    connection: Connection
-    job: Job | None = None
-
-
-def run_jobs(
-    jobs: Sequence[Job],
-    work: Work,
+def run_cells(
+    cells: Sequence[Cell],
+    context: SweepContext,
     parallel: int = 1,
-    show: Show | None = None,
-    trainer: Callable[[Connection, str | None, int, Work], None] = serve,
-    on_end: Callable[[Outcome], None] = lambda outcome: None,
-) -> Outcome:
-    """Run the jobs that have no result yet, ``parallel`` at a time.
+    progress: SweepProgress | None = None,
+    worker: WorkerMain = train_cells,
+    on_end: Callable[[SweepSummary], None] = lambda summary: None,
+    began: float | None = None,
+) -> SweepSummary:
+    """Run the cells that have no result yet, ``parallel`` at a time.
 
-    A job that was begun goes on from its checkpoint. One that fails is named in the outcome and stops no other.
-    When the deadline of ``work`` comes, what is in training is checkpointed and stays to be gone on with.
-    ``trainer`` is what a training process runs; ``on_end`` is told how all stands when a job ended, and at the end.
+    ``worker`` is the main function of a training process. ``on_end`` is called whenever a cell ended, and at the end.
     """
     if parallel < 1:
         raise InputError(f"parallel must be at least 1, got {parallel}.")
-    finished = _finished(jobs, work)
-    names = [job.name for job in jobs]
-    outcome = Outcome(names, skipped=[name for name in names if name in finished])
-    left = [job for job in jobs if job.name not in finished]
-    show = show or Show(quiet=True)
-    for name in outcome.skipped:
-        show.update(name, "skipped", "has its result")
-    for job in left:
-        show.update(job.name, "waiting")
-    if left:
-        with show, _Crew(work, min(parallel, len(left)), outcome, show, trainer, on_end) as crew:
-            crew.run(left)
-        on_end(outcome)
-    return outcome
+    finished = check_results(cells, context)
+    summary = SweepSummary([cell.name for cell in cells], began=time.time() if began is None else began)
+    progress = progress or SweepProgress(Console(quiet=True))
+    for cell in cells:
+        if cell.name in finished:
+            summary.skipped.append(cell.name)
+            progress.update(cell.name, "skipped", "has its result")
+        else:
+            progress.update(cell.name, "waiting")
+    if left := [cell for cell in cells if cell.name not in finished]:
+        with progress, _WorkerPool(context, min(parallel, len(left)), summary, progress, worker, on_end) as pool:
+            pool.run(left)
+        on_end(summary)
+    return summary
 
 
-def _finished(jobs: Sequence[Job], work: Work) -> set[str]:
-    """Jobs with a result. Results of other settings or images are not mixed in: they are named, all."""
-    folders = {work.result(job).parent for job in jobs}
-    kept: dict[str, KeptResult] = {result.path.stem: result for folder in folders for result in read_results(folder)}
-    odd = []
-    for job in jobs:
-        if job.name in kept:
-            different = differs_from_result(job, kept[job.name])
-            odd += [f"\n  {kept[job.name].path}: {'; '.join(different)}"] if different else []
-    if odd:
-        raise InputError(
-            f"{len(odd)} results were made of something else than is asked for now:{''.join(odd)}\n"
-            "Choose another --out, or remove them and their run folders to run them again."
-        )
-    return {job.name for job in jobs if job.name in kept}
+@dataclass
+class _Worker:
+    """A training process, the cell it trains, and when it last sent a message."""
+
+    process: BaseProcess
+    connection: Connection
+    cell: Cell | None = None
+    last_message: float = 0.0
 
 
-class _Crew:
-    """The processes at work. Read it from ``run`` downwards."""
+@dataclass
+class _WorkerPool(AbstractContextManager["_WorkerPool"]):
+    """Training processes in numbered slots, and evaluation processes beside them."""
 
-    def __init__(
-        self,
-        work: Work,
-        parallel: int,
-        outcome: Outcome,
-        show: Show,
-        trainer: Callable[[Connection, str | None, int, Work], None],
-        on_end: Callable[[Outcome], None],
-    ) -> None:
-        self.work, self.parallel, self.outcome, self.show = work, parallel, outcome, show
-        self.trainer, self.on_end = trainer, on_end
-        self.context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-        self.trainers: list[Trainer | None] = [None] * parallel
-        self.judging: dict[Future[str], Job] = {}
-        self.judges = ProcessPoolExecutor(min(parallel, 2), mp_context=self.context, initializer=begin_judging)
-        self.devices = _devices(work.accelerator)
+    context: SweepContext
+    parallel: int
+    summary: SweepSummary
+    progress: SweepProgress
+    worker: WorkerMain
+    on_end: Callable[[SweepSummary], None]
+
+    def __post_init__(self) -> None:
+        self.processes: Any = multiprocessing.get_context(START_METHOD)
+        self.devices = _devices(self.context.accelerator)
+        self.slots: dict[int, _Worker] = {}
+        self.waiting: deque[Cell] = deque()
+        self.starts: Counter[str] = Counter()
+        self.evaluators = ProcessPoolExecutor(min(self.parallel, 2), self.processes, _start_evaluator)
+        self.evaluating: dict[Future[str], Cell] = {}
         self.stopping = False
 
-    def run(self, jobs: Sequence[Job]) -> None:
-        waiting = []
-        for job in jobs:
-            if self.work.is_trained(job):  # but was not judged any more
-                self._judge(job)
+    def run(self, cells: Sequence[Cell]) -> None:
+        for cell in cells:
+            if self.context.is_trained(cell):  # but the sweep ended before it was evaluated
+                self._evaluate(cell)
             else:
-                waiting.append(job)
+                self.waiting.append(cell)
         with self._stop_on_signals():
-            while waiting or self._busy() or self.judging:
-                if self.stopping or time.time() > self.work.deadline:
-                    self._give_up(waiting)
-                for place in range(self.parallel):
-                    if waiting and (self.trainers[place] is None or self._at(place).job is None):
-                        self._hand_out(place, waiting.pop(0))
-                self._listen()
-                self._collect_judged()
+            while self.waiting or self._busy() or self.evaluating:
+                if self.stopping or time.time() > self.context.deadline:
+                    self._give_up_waiting()
+                for slot in range(self.parallel):
+                    if self.waiting and slot not in self._busy():
+                        self._start(slot, self.waiting.popleft())
+                self._receive()
+                self._kill_stalled()
+                self._collect_evaluated()
 
-    # ---- training ----------------------------------------------------------------------------------------------
+    def _busy(self) -> dict[int, tuple[_Worker, Cell]]:
+        return {slot: (worker, worker.cell) for slot, worker in self.slots.items() if worker.cell is not None}
 
-    def _at(self, place: int) -> Trainer:
-        trainer = self.trainers[place]
-        assert trainer is not None
-        return trainer
-
-    def _busy(self) -> list[int]:
-        return [i for i, trainer in enumerate(self.trainers) if trainer is not None and trainer.job is not None]
-
-    def _hand_out(self, place: int, job: Job) -> None:
-        if self.trainers[place] is None:
-            ours, theirs = self.context.Pipe()
-            device = self.devices[place % len(self.devices)] if self.devices else None
+    def _start(self, slot: int, cell: Cell) -> None:
+        """Send a cell to the process of a slot, which is started if there is none."""
+        if slot not in self.slots:
+            ours, theirs = self.processes.Pipe()
+            device = self.devices[slot % len(self.devices)] if self.devices else None
             threads = 0 if self.devices else max(1, (os.cpu_count() or 1) // self.parallel)
-            process = self.context.Process(target=self.trainer, args=(theirs, device, threads, self.work), daemon=True)
+            arguments = (theirs, device, threads, self.context)
+            process = self.processes.Process(target=self.worker, args=arguments, daemon=True)
             process.start()
-            theirs.close()  # so that the end of the process is the end of the connection
-            self.trainers[place] = Trainer(process, ours)
-        trainer = self._at(place)
-        trainer.job = job
-        self.show.update(job.name, "training", "starting")
+            theirs.close()  # so that the connection ends with the process
+            self.slots[slot] = _Worker(process, ours)
+        worker = self.slots[slot]
+        worker.cell, worker.last_message = cell, time.monotonic()
+        self.starts[cell.name] += 1
+        self.progress.update(cell.name, "training", "starting")
         try:
-            trainer.connection.send(job)
-        except OSError:  # it ended after its last job, in a way that was not foreseen: another takes its place
-            trainer.process.join()
-            self.trainers[place] = None
-            self._hand_out(place, job)
+            worker.connection.send(cell)
+        except OSError:
+            self._process_lost(slot, cell)
 
-    def _listen(self) -> None:
-        busy = {self._at(place).connection: place for place in self._busy()}
-        for connection in wait(list(busy), timeout=PACE) if busy else ():
-            place = busy[connection]  # type: ignore[index]
-            trainer = self._at(place)
-            assert trainer.job is not None
+    def _receive(self) -> None:
+        busy = self._busy()
+        slots = {worker.connection: slot for slot, (worker, _) in busy.items()}
+        if not slots:
+            time.sleep(POLL_SECONDS)
+        for connection in wait(list(slots), timeout=POLL_SECONDS):
+            slot = slots[connection]  # type: ignore[index]
+            worker, cell = busy[slot]
             try:
-                message = trainer.connection.recv()
+                message = worker.connection.recv()
             except (EOFError, OSError):
-                trainer.process.join()
-                self.trainers[place] = None
-                code = trainer.process.exitcode
-                state = "stopped" if self.stopping else "failed"
-                message = Message(state, f"its process ended with code {code}")
-            self._note(place, trainer, trainer.job, message)
-        if not busy:
-            time.sleep(PACE)
+                self._process_lost(slot, cell)
+                continue
+            worker.last_message = time.monotonic()
+            if message.state == "training":
+                self.progress.update(cell.name, "training", message.text)
+                continue
+            worker.cell = None
+            if message.state == "trained":
+                self._evaluate(cell)
+            elif message.state == "stopped":
+                self.progress.update(cell.name, "unfinished", message.text)
+            else:
+                self._fail(cell, message.text)
+                self._end_process(slot)  # a new process starts with a clean device
 
-    def _note(self, place: int, trainer: Trainer, job: Job, message: Message) -> None:
-        if message.state == "training":
-            self.show.update(job.name, "training", message.words)
-            return
-        trainer.job = None
-        if message.state == "trained":
-            self._judge(job)
-        elif message.state == "stopped":
-            self.show.update(job.name, "unfinished", message.words)
+    def _kill_stalled(self) -> None:
+        for slot, (worker, cell) in self._busy().items():
+            if time.monotonic() - worker.last_message > self.context.stall_seconds:
+                worker.process.kill()
+                minutes = self.context.stall_seconds / 60
+                self._process_lost(slot, cell, f"its process made no progress for {minutes:g} minutes and was killed")
+
+    def _process_lost(self, slot: int, cell: Cell, reason: str = "") -> None:
+        """Resume the cell of a process that is gone in a new one, MAX_STARTS in all."""
+        worker = self.slots.pop(slot)
+        worker.process.join()
+        worker.connection.close()
+        reason = reason or f"its process ended with code {worker.process.exitcode}"
+        if self.stopping:
+            self.progress.update(cell.name, "unfinished", reason)
+        elif self.starts[cell.name] < MAX_STARTS:
+            self.progress.update(cell.name, "waiting", reason)
+            self.waiting.appendleft(cell)
         else:
-            self._failed(job, message.words)
-        trainer.process.join(0.0)
-        if message.state == "failed" and self.trainers[place] is trainer:
-            self._dismiss(place)  # a new process begins with a clean device
+            self._fail(cell, f"{reason} ({MAX_STARTS} attempts)")
 
-    def _dismiss(self, place: int) -> None:
-        trainer = self._at(place)
-        self.trainers[place] = None
-        with suppress(OSError):  # gone already
-            trainer.connection.send(None)
-        trainer.process.join(GRACE)
-        if trainer.process.is_alive():
-            trainer.process.kill()
-        trainer.connection.close()
+    def _end_process(self, slot: int) -> None:
+        worker = self.slots.pop(slot)
+        with suppress(OSError):  # the process has ended
+            worker.connection.send(None)
+        worker.process.join(STOP_SECONDS)
+        if worker.process.is_alive():
+            worker.process.kill()
+        worker.connection.close()
 
-    # ---- judging -----------------------------------------------------------------------------------------------
+    def _evaluate(self, cell: Cell) -> None:
+        self.progress.update(cell.name, "evaluating")
+        self.evaluating[self.evaluators.submit(evaluate_cell, cell, self.context)] = cell
 
-    def _judge(self, job: Job) -> None:
-        self.show.update(job.name, "judging")
-        self.judging[self.judges.submit(judge_job, job, self.work)] = job
-
-    def _collect_judged(self) -> None:
-        for future in [future for future in self.judging if future.done()]:
-            job = self.judging.pop(future)
+    def _collect_evaluated(self) -> None:
+        for future in [future for future in self.evaluating if future.done()]:
+            cell = self.evaluating.pop(future)
             error = future.exception()
             if error is not None:
-                self._failed(job, f"judging: {type(error).__name__}: {error}")
+                self._fail(cell, f"evaluation: {type(error).__name__}: {error}")
             else:
-                self.outcome.done.append(job.name)
-                self.show.update(job.name, "done", future.result())
-                self.on_end(self.outcome)
+                self.summary.done.append(cell.name)
+                self.progress.update(cell.name, "done", future.result())
+                self.on_end(self.summary)
 
-    def _failed(self, job: Job, words: str) -> None:
-        self.outcome.failed[job.name] = words
-        self.show.update(job.name, "failed", words)
-        self.on_end(self.outcome)
+    def _fail(self, cell: Cell, reason: str) -> None:
+        self.summary.failed[cell.name] = reason
+        self.progress.update(cell.name, "failed", reason)
+        self.on_end(self.summary)
 
-    # ---- stopping ----------------------------------------------------------------------------------------------
-
-    def _give_up(self, waiting: list[Job]) -> None:
-        """Begin nothing more. Trainers see the deadline themselves; a signal is passed on to them."""
-        for job in waiting:
-            self.show.update(job.name, "unfinished", "not begun" if not self.work.run_folder(job).exists() else "")
-        waiting.clear()
+    def _give_up_waiting(self) -> None:
+        """Start no more cells. Processes see the deadline themselves; signals are passed on to them."""
+        for cell in self.waiting:
+            begun = self.context.run_folder(cell).path.exists()
+            self.progress.update(cell.name, "unfinished", "" if begun else "not begun")
+        self.waiting.clear()
 
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:
-        def stop(number: int, frame: FrameType | None) -> None:
+        def stop(*_: object) -> None:
             self.stopping = True
-            for place in self._busy():
-                self._at(place).process.terminate()  # noted between two steps, with a checkpoint
+            for worker, _cell in self._busy().values():
+                worker.process.terminate()  # training notices it between two steps and writes a checkpoint
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -484,22 +411,17 @@ class _Crew:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def __enter__(self) -> _Crew:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        for place, trainer in enumerate(self.trainers):
-            if trainer is not None:
-                self._dismiss(place)
-        self.judges.shutdown(cancel_futures=True)
+    def __exit__(self, *error: object) -> None:
+        for slot in list(self.slots):
+            self._end_process(slot)
+        self.evaluators.shutdown(cancel_futures=True)
 
 
 def _devices(accelerator: str) -> list[str]:
-    """The names by which a process sees one GPU each; none for the CPU."""
+    """One name per visible GPU, for CUDA_VISIBLE_DEVICES of a process; empty on a CPU."""
     if accelerator not in ("auto", "cuda", "gpu"):
         return []
     import torch
 
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [name for name in given.split(",") if name] if given is not None else []
-    return names or [str(i) for i in range(torch.cuda.device_count())]
+    given = os.environ.get("CUDA_VISIBLE_DEVICES") or ""
+    return [name for name in given.split(",") if name] or [str(i) for i in range(torch.cuda.device_count())]

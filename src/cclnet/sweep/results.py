@@ -7,16 +7,17 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from cclnet.errors import InputError
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.evaluation.metrics import AFTER, headline_metrics
+from cclnet.files import make_folder
 from cclnet.methods import rename_settings
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.kept_result import (
@@ -32,50 +33,65 @@ from cclnet.runs.provenance import settings_hash
 from cclnet.runs.scores import Estimate, Scores
 from cclnet.schema import to_plain
 from cclnet.settings import Settings, in_json
-from cclnet.sweep.cells import Job
+from cclnet.sweep.cells import Cell, SweepContext
 
-FIRST, EVERY = 4, 4  # soft labels are recorded in each of the first epochs, in which most happens, then every fourth
+FIRST, EVERY = 4, 4  # soft labels are recorded after each of the first 4 epochs, then after every fourth
+HALF = 5e-5  # smaller probabilities round to 0 at four decimals
 
 
 def record_soft_labels(run: RunFolder, epoch: int, matrix: Tensor | None) -> None:
-    """Record the soft labels [K, K] after an epoch, where there are any and the epoch is one to record."""
-    if matrix is None or (epoch > FIRST and epoch % EVERY):
-        return
-    run.add_to_soft_label_history(epoch, [[round(value, 4) for value in row] for row in matrix.double().tolist()])
-
-
-HALF = 5e-5  # what is less is nothing to four decimals
+    """Record the soft labels [K, K] after an epoch, if there are any and the epoch is one to record."""
+    if matrix is not None and (epoch <= FIRST or epoch % EVERY == 0):
+        run.add_to_soft_label_history(epoch, [[round(value, 4) for value in row] for row in matrix.double().tolist()])
 
 
 def read_results(folder: Path) -> list[KeptResult]:
-    """Every result in a folder, in the order of their names."""
+    """Every result in a folder, sorted by name."""
     return [read_kept_result(path) for path in sorted(folder.glob("*-seed*.json"))]
 
 
-def keep_result(job: Job, run: Path, path: Path) -> KeptResult:
-    """Evaluate a finished run and keep its result at ``path``, with the files beside it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = RunFolder(run)
-    model = folder.read_model()
-    predictions = folder.read_predictions(model.multilabel)
-    rounded = dataclasses.replace(predictions, probabilities=_shortened(predictions))
-    kept_predictions = predictions_path(path)
-    image_table = write_probabilities(kept_predictions, rounded)
-    kept = read_predictions(kept_predictions, model.multilabel, image_table)
-    with _as_run(path.stem, kept, folder, model) as kept_run:
-        evaluated = evaluate(kept_run)
-    result = _kept_result(job, path, folder.read_settings(), model, folder.read_history(), evaluated, image_table.name)
-    if result.soft_labels and (history := folder.read_soft_label_history()):
+def check_results(cells: Sequence[Cell], context: SweepContext) -> set[str]:
+    """The names of the cells that have a result. Results of other settings or images are refused, all by name."""
+    folders = {context.result(cell).parent for cell in cells}
+    kept = {result.path.stem: result for folder in folders for result in read_results(folder)}
+    finished = [cell for cell in cells if cell.name in kept]
+    problems = [
+        f"\n  {kept[cell.name].path}: {'; '.join(different)}"
+        for cell in finished
+        if (different := differs_from_result(cell, kept[cell.name]))
+    ]
+    if problems:
+        raise InputError(
+            f"{len(problems)} results do not match what is requested:{''.join(problems)}\n"
+            "Choose another --out, or remove them and their run folders to run them again."
+        )
+    return {cell.name for cell in finished}
+
+
+def keep_result(cell: Cell, run: RunFolder, path: Path) -> KeptResult:
+    """Evaluate a finished run and keep its result at ``path``, with the files beside it.
+
+    The rounded predictions are evaluated, so that the scores can be computed again from what is kept.
+    """
+    make_folder(path.parent)
+    model = run.read_model()
+    predictions = run.read_predictions(model.multilabel)
+    rounded_predictions = dataclasses.replace(predictions, probabilities=_rounded_probabilities(predictions))
+    image_table = write_probabilities(predictions_path(path), rounded_predictions)
+    kept = read_predictions(predictions_path(path), model.multilabel, image_table)
+    scores = _evaluate_kept(path.stem, kept, run, model)
+    result = _kept_result(cell, path, run, model, scores, image_table.name)
+    if result.soft_labels and (history := run.read_soft_label_history()):
         write_soft_label_history(path, history)
     write_kept_result(result)
     return read_kept_result(path)
 
 
-def _shortened(predictions: Predictions) -> Floats:
-    """Four decimals, and of what they would make nothing of one digit: a log-likelihood must not hear of zeros."""
+def _rounded_probabilities(predictions: Predictions) -> Floats:
+    """Four decimals, or one significant digit where these are 0: the log-likelihood of 0 is infinite."""
     p = predictions.probabilities
-    shorter = np.where(p < HALF, _one_digit(p), p.round(4))
-    return np.where(p > 1 - HALF, 1 - _one_digit(1 - p), shorter) if predictions.multilabel else shorter
+    rounded_p = np.where(p < HALF, _one_digit(p), p.round(4))
+    return np.where(p > 1 - HALF, 1 - _one_digit(1 - p), rounded_p) if predictions.multilabel else rounded_p
 
 
 def _one_digit(p: Floats) -> Floats:
@@ -83,9 +99,8 @@ def _one_digit(p: Floats) -> Floats:
     return np.maximum(np.round(p / unit), 1.0) * unit
 
 
-@contextmanager
-def _as_run(name: str, kept: Predictions, run: RunFolder, model: ModelDescription) -> Iterator[Path]:
-    """A temporary run folder around predictions as they are kept."""
+def _evaluate_kept(name: str, kept: Predictions, run: RunFolder, model: ModelDescription) -> Scores:
+    """Evaluate a temporary run folder that has the kept predictions instead of the run's own."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder(Path(scratch) / name)
         folder.path.mkdir()
@@ -95,32 +110,33 @@ def _as_run(name: str, kept: Predictions, run: RunFolder, model: ModelDescriptio
         if soft_labels is not None:
             folder.write_soft_labels(model.classes, soft_labels)
         folder.write_split(run.read_split())
-        yield folder.path
+        return evaluate(folder.path)
 
 
-def differs_from_result(job: Job, kept: KeptResult) -> list[str]:
-    """In what the result that is kept of a job differs from what is asked for now, in words."""
-    found = _differing_settings(job, kept.settings, _last_name)
-    if job.images and kept.fingerprint and kept.fingerprint != job.images:
+def differs_from_result(cell: Cell, kept: KeptResult) -> list[str]:
+    """How the kept result of a cell differs from the cell; one sentence per difference."""
+    found = _differing_settings(cell, kept.settings, _last_name)
+    if cell.fingerprint and kept.fingerprint and kept.fingerprint != cell.fingerprint:
         found.append("it was trained on other images or labels")
     return found
 
 
-def differs_from_run(job: Job, run: RunFolder) -> list[str]:
-    """In what a run that was begun differs from what is asked for now, in words."""
-    return _differing_settings(job, _with_paths(run.read_settings(), os.path.abspath), os.path.abspath)
+def differs_from_run(cell: Cell, run: RunFolder) -> list[str]:
+    """How the settings of a run that was begun differ from those of the cell; one sentence per difference."""
+    return _differing_settings(cell, _plain_settings(run.read_settings(), os.path.abspath), os.path.abspath)
 
 
-def _differing_settings(job: Job, kept: Mapping[str, Any], place: Callable[[str], str]) -> list[str]:
-    """A setting that the kept ones do not name yet had its default then."""
+def _differing_settings(cell: Cell, kept: Mapping[str, Any], write_path: Callable[[str], str]) -> list[str]:
+    """Settings that the kept ones lack were added later: the run had their defaults."""
     kept = {**kept, "method_settings": rename_settings(kept.get("method_settings", {}))}
-    now, then = _flat(_with_paths(job.settings, place)), _flat(_with_paths(Settings(), place)) | _flat(kept)
-    names = [name for name in now if name.rpartition(".")[2] not in job.incidental]
+    now = _flat(_plain_settings(cell.settings, write_path))
+    then = _flat(_plain_settings(Settings(), write_path)) | _flat(kept)
+    names = [name for name in now if name.rpartition(".")[2] not in cell.ignored_settings]
     names += [name for name in then if name.startswith("method_settings.") and name not in now]
     return [
         f"{name} was {then.get(name)}, is {now.get(name)}"
         for name in names
-        if json.dumps(now.get(name)) != json.dumps(then.get(name))  # a list is as good as a tuple
+        if json.dumps(now.get(name)) != json.dumps(then.get(name))  # lists equal tuples
     ]
 
 
@@ -131,43 +147,37 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _with_paths(settings: Settings, place: Callable[[str], str]) -> dict[str, Any]:
-    """Settings as plain values, paths as ``place`` writes them, without the folder of decoded images."""
+def _plain_settings(settings: Settings, write_path: Callable[[str], str]) -> dict[str, Any]:
+    """Settings as plain values, paths as ``write_path`` returns them, without cache_dir."""
     values = dataclasses.asdict(settings) | {"mean": settings.input_mean, "std": settings.input_std}
     del values["cache_dir"]
-    for holder, name in ((values, "data"), (values, "weights"), (values, "image_folder"), (values["split"], "file")):
-        if holder[name] and not holder[name].startswith("synthetic"):
-            holder[name] = place(holder[name])
+    for table, name in ((values, "data"), (values, "weights"), (values, "image_folder"), (values["split"], "file")):
+        if table[name] and not table[name].startswith("synthetic"):
+            table[name] = write_path(table[name])
     values["method_settings"] = in_json(rename_settings(values["method_settings"]))
     return values
 
 
 def _last_name(path: str) -> str:
-    """What may be kept: it says nothing about where files lay."""
+    """The part of a path that may be kept: it does not tell where files were on a machine."""
     return Path(path).name
 
 
 def _kept_result(
-    job: Job,
-    path: Path,
-    settings: Settings,
-    model: ModelDescription,
-    records: Sequence[Mapping[str, Any]],
-    evaluated: Scores,
-    image_table: str,
+    cell: Cell, path: Path, run: RunFolder, model: ModelDescription, scores: Scores, image_table: str
 ) -> KeptResult:
-    trained, leak = model.trained, evaluated.leak
+    records, trained, leak = run.read_history(), model.trained, scores.leak
     softness = [round(r["softness"], 5) for r in records if "softness" in r]
     frozen = next((r["epoch"] for r in records if r.get("frozen")), None)
-    learned = evaluated.soft_labels if softness else None
-    kept_settings = _with_paths(settings, _last_name)
+    learned = scores.soft_labels if softness else None
+    settings = _plain_settings(run.read_settings(), _last_name)
     return KeptResult(
         path=path,
-        name=job.name,
-        keys=dict(job.keys),
-        settings=kept_settings,
-        settings_hash=settings_hash(kept_settings),
-        fingerprint=job.images or trained.fingerprint or "",
+        name=cell.name,
+        keys=dict(cell.keys),
+        settings=settings,
+        settings_hash=settings_hash(settings),
+        fingerprint=cell.fingerprint or trained.fingerprint or "",
         commit=trained.commit,
         versions=trained.versions or {},
         device=trained.device or "",
@@ -179,36 +189,36 @@ def _kept_result(
         freeze_epoch=frozen,
         converged_epoch=None if frozen is None else softness[:frozen].index(min(softness[:frozen])) + 1,
         softness=softness or None,
-        split=to_plain(evaluated.split),
-        intervals=to_plain(evaluated.intervals),
+        split=to_plain(scores.split),
+        intervals=to_plain(scores.intervals),
         leak=None if leak is None else {"images": leak.images, "share": leak.share, "in_words": leak.in_words},
-        scores=_rounded(to_plain(_headline(evaluated))),
-        temperature=_rounded(evaluated.calibration.temperature.value),
-        classes=list(evaluated.classes),
+        scores=rounded(to_plain(_headline(scores))),
+        temperature=rounded(scores.calibration.temperature.value),
+        classes=list(scores.classes),
         class_counts=list(model.class_counts or ()),
         multilabel=model.multilabel,
         soft_labels=None if learned is None else [[_six_digits(entry) for entry in row] for row in learned.matrix],
-        final_softness=None if learned is None else _rounded(learned.softness),
-        inverse_frequency_agreement=None if learned is None else _rounded(learned.inverse_frequency_agreement),
+        final_softness=None if learned is None else rounded(learned.softness),
+        inverse_frequency_agreement=None if learned is None else rounded(learned.inverse_frequency_agreement),
         image_table=image_table,
     )
 
 
-def _headline(evaluated: Scores) -> dict[str, Estimate]:
-    """The headline metrics, those of calibration before and after temperature."""
-    calibration, undefined = evaluated.calibration, Estimate(None, None, None)
-    found = evaluated.overall | calibration.before.scores
-    scores = {}
-    for metric in headline_metrics(evaluated.task):
-        scores[metric.name] = found[metric.name]
+def _headline(scores: Scores) -> dict[str, Estimate]:
+    """The headline metrics; those of calibration before and after temperature scaling."""
+    calibration, undefined = scores.calibration, Estimate(None, None, None)
+    before = scores.overall | calibration.before.scores
+    after = calibration.after.scores if calibration.after else {}
+    found = {}
+    for metric in headline_metrics(scores.task):
+        found[metric.name] = before[metric.name]
         if metric.calibration:
-            after = calibration.after.scores if calibration.after else {}
-            scores[metric.name + AFTER] = after.get(metric.name, undefined)
-    return scores
+            found[metric.name + AFTER] = after.get(metric.name, undefined)
+    return found
 
 
 def _six_digits(entry: float) -> float:
-    """Of whatever size: matrices are compared by the ranks of their entries, small ones included.
+    """Six significant digits: matrices are compared by the ranks of their entries, small ones included.
 
     >>> _six_digits(0.123456789), _six_digits(1.23456789e-9)
     (0.123457, 1.23457e-09)
@@ -216,9 +226,14 @@ def _six_digits(entry: float) -> float:
     return float(f"{entry:.6g}")
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """The floats in nested lists and mappings to six decimals.
+
+    >>> rounded({"a": [0.12345678, None]})
+    {'a': [0.123457, None]}
+    """
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list) else value

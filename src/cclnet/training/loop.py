@@ -40,6 +40,7 @@ from cclnet.training.step import TrainStep
 from cclnet.training.validate import Tester, WeightAverage, describe, write_artifacts
 
 EpochHook = Callable[[dict[str, Any], CCLNet], None]
+StepHook = Callable[[int, int], None]
 
 
 def train(
@@ -51,6 +52,7 @@ def train(
     cache_dir: str | Path | None = None,
     progress: bool = True,
     on_epoch: EpochHook | None = None,
+    on_step: StepHook | None = None,
 ) -> Path:
     """Train a classifier, write its run folder and return the folder.
 
@@ -62,6 +64,7 @@ def train(
         cache_dir: folder for decoded images, instead of the one in the settings; a new run records it.
         progress: show a progress bar and one line per epoch.
         on_epoch: called after each epoch with its record and the network.
+        on_step: called after each step with the epoch and the step, both counted from 1.
     """
     run = RunFolder(out)
     resumed = settings is None
@@ -79,7 +82,7 @@ def train(
         training = Training(settings, run, fabric, prepare_data(settings, run, fabric))
         if resumed:
             training.restore()
-        training.fit(progress, on_epoch)
+        training.fit(progress, on_epoch, on_step)
     except Exception:
         if fabric.is_global_zero and not resumed:
             run.discard()  # without a checkpoint there is nothing to resume, and the folder can be used again
@@ -143,7 +146,7 @@ class Training:
         val_rows = data.rows("val")
         self._validation = self._tester(val_rows) if len(val_rows) else None
 
-    def fit(self, progress: bool, on_epoch: EpochHook | None = None) -> None:
+    def fit(self, progress: bool, on_epoch: EpochHook | None = None, on_step: StepHook | None = None) -> None:
         """Train to the last epoch, until ``max_minutes`` are over, or until a signal arrives."""
         began, seconds_before = time.monotonic(), self.seconds
         done = self.epoch * len(self.loader) + self.steps
@@ -153,7 +156,7 @@ class Training:
         )
         with StopRequest(self.fabric, self.settings.max_minutes) as stop, display, closing(self.writer):
             while self.epoch < self.settings.epochs and not stop.requested():
-                completed = self._train_epoch(stop, display)
+                completed = self._train_epoch(stop, display, on_step)
                 self.seconds = seconds_before + time.monotonic() - began
                 if not completed:
                     self.sums = self._check_losses()  # averaged over the ranks, because rank 0 saves for all
@@ -168,7 +171,7 @@ class Training:
             if stop.received:
                 raise Interrupted(self.run.path, stop.received)
 
-    def _train_epoch(self, stop: StopRequest, display: Display) -> bool:
+    def _train_epoch(self, stop: StopRequest, display: Display, on_step: StepHook | None) -> bool:
         """Train to the end of the epoch; return False if stopped before it."""
         if self.steps == 0:
             # Seeded per epoch, so that dropout does not depend on how often a run was resumed.
@@ -192,6 +195,8 @@ class Training:
             loss = display.step(self.epoch, step, self._images_seen(), self._epoch_began, self.sums, softness)
             if loss is not None and not math.isfinite(loss):
                 self._check_losses(local=True)  # the other ranks are not at this point
+            if on_step is not None:
+                on_step(self.epoch + 1, self.steps)
             if self.steps < len(self.loader) and stop.requested(step):
                 return False
         return True

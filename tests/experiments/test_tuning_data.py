@@ -1,30 +1,29 @@
-"""Open choices are made on images that no table reports."""
+"""The data set for open choices has no image that a table reports."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
-from made import RECIPES
 
 from cclnet.data.cache import decode
 from cclnet.data.sources import open_data
 from cclnet.data.split import divided_groups, make_split
-from cclnet.reproduce.experiments import read_recipes, write_tuning_data
 from cclnet.settings import SplitSettings
+from similarity_cells import study_recipes, write_tuning_data
 
 
 def test_the_slice_holds_nothing_of_what_is_reported(tmp_path: Path) -> None:
     table = open_data("synthetic:images=140,size=20")
-    recipe = read_recipes(RECIPES)["tune"]
+    recipe = study_recipes()["tune"]
     sheet = write_tuning_data(table, recipe, tmp_path / "slice")
     made = open_data(sheet)
-    parts = make_split(made, SplitSettings(by="given"))
+    splits = make_split(made, SplitSettings(by="given"))
     reported = make_split(table, SplitSettings(by="class", val=0.2, seed=0)) == "val"
     names = [Path(name).stem for name in made.names]
     assert set(names) == {name for name, held in zip(table.names, reported, strict=True) if not held}
-    assert made.groups is not None and not divided_groups(parts, made.groups)
-    assert 0.1 < (parts == "val").mean() < 0.3 and set(made.labels[parts == "val"]) == set(range(7))
+    assert made.groups is not None and not divided_groups(splits, made.groups)
+    assert 0.1 < (splits == "val").mean() < 0.3 and set(made.labels[splits == "val"]) == set(range(7))
     place = {name: row for row, name in enumerate(table.names)}
     pixels = decode(made, 20, cache_dir=tmp_path / "cache", progress=False)
     assert isinstance(table.images, np.ndarray)

@@ -1,11 +1,10 @@
-"""What the ways of using CCL-Net's soft labels do, on drawn lesions, several seeds, paired tests.
+"""Measure ways of using CCL-Net's soft labels on the synthetic set with known similarity: several seeds, paired tests.
 
-    python benchmarks/uses.py --document docs/using.md
+    python experiments/similarity/uses_synthetic.py --document docs/using.md
 
-trains CCL-Net as it is and with one thing changed at a time (the weight of the soft label, its temperature, sharpened
-once it is frozen, images mixed with their labels, the labels taken out again), with the recipe of ``cclnet
-compare-methods`` for the drawn set, and compares each with the first. Writes results/uses_planted.md; runs that are
-there already are not made again. On the real images ``cclnet reproduce uses`` does the same.
+trains unchanged CCL-Net and one change at a time (weight and temperature of the soft label, mixup, cutmix, unsoften)
+with the recipe known_similarity.toml, and compares each with the first. Writes results/uses_planted.md; existing runs
+are not repeated. ``run.py uses`` does the same on the real images.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ import torch
 from cclnet.evaluation.compare import compare
 from cclnet.files import write_whole
 from cclnet.report.comparison import in_markdown
-from cclnet.reproduce.experiments import USES
-from cclnet.reproduce.pages import fill_markers
+from cclnet.reproduce.experiments import RECIPES
+from cclnet.reproduce.pages import write_documents
 from cclnet.settings import make_settings, read_settings
 from cclnet.training.loop import train
+from similarity_cells import USES
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "planted" / "methods.toml"
 PATIENCE = 2  # of the freeze rule, instead of ten epochs: there are ten in all
-PLAIN = "as it is"
+PLAIN = "as it is"  # as in results/uses_planted.md
 
 
-def one_run(job: tuple[dict[str, Any], Path]) -> str:
+def one_run(run: tuple[dict[str, Any], Path]) -> str:
     torch.set_num_threads(1)
-    settings, folder = job
+    settings, folder = run
     train(make_settings(settings), folder, accelerator="cpu", progress=False)
     return folder.name
 
@@ -44,27 +43,26 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2, help="runs at once, each on one core")
     parser.add_argument("--runs", type=Path, default=Path("runs/uses_planted"))
     parser.add_argument("--out", type=Path, default=Path("results/uses_planted.md"))
-    parser.add_argument("--document", type=Path, help="also put the table between the markers of this page")
+    parser.add_argument("--document", type=Path, help="also update the table in this page")
     given = parser.parse_args()
-    base: dict[str, Any] = {**read_settings(RECIPE), "method": "ccl"}
+    base: dict[str, Any] = {**read_settings(RECIPES / "known_similarity.toml"), "method": "ccl"}
     changes: dict[str, dict[str, Any]] = {PLAIN: {}, **USES, "unsoften": {"unsoften": True}}
     folders = {name: [given.runs / f"{name.replace(' ', '-')}-seed{seed}" for seed in given.seeds] for name in changes}
-    jobs = []
+    missing = []
     for name, change in changes.items():
         own = {"patience": PATIENCE, **change.get("method_settings", {})}
         augment = {**base["augment"], **change.get("augment", {})}
         for seed, folder in zip(given.seeds, folders[name], strict=True):
             settings = {**base, **change, "method_settings": own, "augment": augment, "seed": seed}
             if not (folder / "predictions.csv").exists():
-                jobs.append((settings, folder))
+                missing.append((settings, folder))
     with ProcessPoolExecutor(given.at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for number, done in enumerate(as_completed([pool.submit(one_run, job) for job in jobs]), start=1):
-            print(f"{number} of {len(jobs)}: {done.result()}", flush=True)
+        for number, done in enumerate(as_completed([pool.submit(one_run, run) for run in missing]), start=1):
+            print(f"{number} of {len(missing)}: {done.result()}", flush=True)
     table = in_markdown(compare(folders, against=PLAIN))
     write_whole(given.out, table)
     if given.document:
-        page = given.document.read_text(encoding="utf-8")
-        write_whole(given.document, fill_markers(page, {"uses planted": table}, given.document.name))
+        write_documents(Path(), {str(given.document): {"uses planted": table}})
     print(table)
 
 

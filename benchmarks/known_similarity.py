@@ -1,14 +1,13 @@
-"""Does a method learn looks or class frequency? Trained end to end on drawn lesions whose similarity is known.
+"""Does a method learn visual similarity or class frequency? Measured on synthetic lesions with known similarity.
 
-    python benchmarks/planted.py --document docs/similarity.md
+    python benchmarks/known_similarity.py --document docs/similarity.md
 
 writes results/planted.json.bz2, .md and .png, on two CPU cores in under half an hour, and the table into the page.
 
 For balanced classes and the imbalance of ISIC 2018, with little and with much overlap between classes, and three seeds:
-after every epoch the rank correlation of the learned matrix with the planted similarity and with class rarity, the
-softness, and when the soft labels were held for good; at the end that of what the network confuses on unseen images.
-Each finished run is kept in ``--runs``, so that the command goes on where it was stopped; a run that was made with
-other settings is made anew.
+after every epoch the rank correlation of the learned matrix with the known similarity and with inverse class frequency,
+the softness, and when the soft labels were frozen; at the end that of the confusions on unseen images. Finished runs
+are kept in ``--runs``, so that the command continues where it was stopped; a run with other settings is repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import torch
 from cclnet.data.synthetic import SyntheticSettings, known_similarity
 from cclnet.evaluation.similarity import agreement, inverse_frequency_agreement, mean_confusion
 from cclnet.files import write_json_bz2, write_whole
-from cclnet.reproduce.pages import fill_markers
+from cclnet.reproduce.pages import write_documents
 from cclnet.reproduce.paper_figures import save_picture
 from cclnet.runs.folder import open_run
 from cclnet.runs.provenance import versions
@@ -39,13 +38,14 @@ from cclnet.training.loop import train
 METHODS = ("ccl", "ccl-balanced", "ccl-centroid", "ccl-confusion")
 SETS = [(balance, overlap) for balance in ("balanced", "isic2018") for overlap in ("little", "much")]
 TITLES = {
-    "softest": "at the softest epoch", "held": "when held", "best": "at its best epoch", "last": "at the end",
-    "rarity": "with rarity", "confused": "confusions on unseen images", "accuracy": "accuracy", "softness": "softness",
+    "softest": "at the softest epoch", "held": "when frozen", "best": "at its best epoch", "last": "at the end",
+    "rarity": "with inverse class frequency",
+    "confused": "confusions on unseen images", "accuracy": "accuracy", "softness": "softness",
 }  # fmt: skip
 
 
 def one_run(job: dict[str, Any]) -> dict[str, Any]:
-    """Train once; returns the course of softness and of both rank correlations over the epochs."""
+    """Train once; returns softness and both rank correlations over the epochs."""
     torch.set_num_threads(1)
     imbalance = "" if job["balance"] == "balanced" else ",imbalance=isic2018"
     size = job["crop"] + 8
@@ -63,7 +63,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
             "warmup_epochs": 1,
             "seed": job["seed"],
             "schedule": "cosine",
-            # Colour is one of the looks that are planted: it is not jittered away.
+            # Colour is part of the known similarity: no colour jitter.
             "augment": {"crop": job["crop"], "brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0},
             "compile": False,
             "validate_every": job["epochs"],
@@ -84,7 +84,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         train(settings, Path(scratch) / "run", accelerator=job["accelerator"], progress=False, on_epoch=look)
-        said = open_run(Path(scratch) / "run").predictions
+        predictions = open_run(Path(scratch) / "run").predictions
         matrix = np.loadtxt(Path(scratch) / "run" / "soft_labels.csv", delimiter=",", skiprows=1, usecols=range(1, 8))
     held = [epoch for epoch, record in enumerate(course, start=1) if record["frozen"]]
     return {
@@ -94,7 +94,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
         "course": course,
         "matrix": matrix.tolist(),
         # For comparison: what the network itself confuses, class frequencies taken out.
-        "confused": agreement(mean_confusion(said.labels, said.probabilities, counts), truth),
+        "confused": agreement(mean_confusion(predictions.labels, predictions.probabilities, counts), truth),
     }
 
 
@@ -142,7 +142,7 @@ def moments(run: dict[str, Any]) -> dict[str, float | None]:
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
     """Markdown: one row a method and set, mean over seeds and the range in brackets."""
-    heads = ["method", "classes", "overlap", *TITLES.values(), "held at epoch"]
+    heads = ["method", "classes", "overlap", *TITLES.values(), "frozen at epoch"]
     lines = [f"| {' | '.join(heads)} |", "|---|---|---|" + "--:|" * (len(heads) - 3)]
     for method in dict.fromkeys(run["job"]["method"] for run in runs):
         for balance, overlap in SETS:
@@ -184,7 +184,7 @@ def _spread(values: Sequence[float | None]) -> str:
 
 
 def figure(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Epoch by epoch, a row a method and a column a set: what the matrix follows, a dot where it was held."""
+    """What the matrix follows over epochs, one row per method, one column per set; a dot where it was held."""
     from matplotlib.figure import Figure
 
     methods = list(dict.fromkeys(run["job"]["method"] for run in runs))
@@ -204,7 +204,7 @@ def figure(runs: Sequence[dict[str, Any]], path: Path) -> None:
                 axis.set_xlabel("epoch")
         axes[row, 0].set_ylabel(f"{method}\nrank correlation")
     axes[0, 0].set_ylim(-0.5, 1.0)
-    drawing.suptitle("What the matrix follows: looks (blue) or class rarity (red); a line a seed, a dot where held")
+    drawing.suptitle("What the matrix follows: visual similarity (blue) or inverse class frequency (red); dot: frozen")
     save_picture(drawing, path, dots=75)
 
 
@@ -230,8 +230,10 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2, help="runs at once, each on one core")
     parser.add_argument("--runs", type=Path, default=Path("runs/planted"), help="where finished runs are kept")
     parser.add_argument("--out", type=Path, default=Path("results/planted"))
-    parser.add_argument("--brief", action="store_true", help="keep what the table says of each run, not its course")
-    parser.add_argument("--document", type=Path, help="also put the table between the markers of this page")
+    parser.add_argument(
+        "--brief", action="store_true", help="keep the numbers of the table only, not those of every epoch"
+    )
+    parser.add_argument("--document", type=Path, help="also update the table in this page")
     given = parser.parse_args()
     shared = {key: value for key, value in vars(given).items()
               if key not in ("methods", "seeds", "at_once", "runs", "out", "brief", "document")}  # fmt: skip
@@ -259,8 +261,7 @@ def main() -> None:
     write_whole(given.out.with_suffix(".md"), table(runs))
     figure(runs, given.out.with_suffix(".png"))
     if given.document:
-        page = given.document.read_text(encoding="utf-8")
-        write_whole(given.document, fill_markers(page, {"planted": table(runs)}, given.document.name))
+        write_documents(Path(), {str(given.document): {"planted": table(runs)}})
     print(table(runs))
 
 

@@ -1,14 +1,14 @@
-"""Can the statistics be believed, and are they fast? On simulated predictions whose truth is known.
+"""Coverage, false positives, power and speed of the statistics, on simulated predictions with known truth.
 
-    python benchmarks/judging.py                     # writes results/statistics.json and .png
-    python benchmarks/judging.py --draws 100 --comparisons 20      # a quick look
+    python benchmarks/evaluation.py                     # writes results/statistics.json and .png
+    python benchmarks/evaluation.py --draws 100 --comparisons 20      # a quick check
 
-- coverage: how often the 95% interval of each score holds the truth, for images alone and in groups that are alike;
+- coverage: how often the 95% interval of each score contains the truth, for images and for groups of similar images;
 - coverage of calibration errors, whose truth is known for models of a known sharpness, and their false alarms: five
   seeds each of two methods that are both perfectly calibrated, one of them sharper;
 - false alarms: five seeds each of two methods that are the same, how often a difference is claimed;
 - power: the same with a true gap of two points of accuracy;
-- speed: judging 100,000 predictions of 10 classes with 1,000 bootstrap draws, from the file to the dict.
+- speed: evaluating 100,000 predictions of 10 classes with 1,000 bootstrap draws, from the file to the dict.
 
 Not called statistics.py: a script of that name hides Python's own module from the scripts beside it.
 """
@@ -76,7 +76,7 @@ POWER = {
 
 
 def covered(scenario: str, draw: int) -> list[bool]:
-    """Whether the intervals of one simulated run hold the truth, for each of SCORES."""
+    """Whether the intervals of one simulated run contain the truth, for each of SCORES."""
     count, size, alike, shares, recall = COVERAGE[scenario]
     rng = np.random.default_rng((1, list(COVERAGE).index(scenario), draw))
     chances = np.full((7, 7), (1 - recall) / 6)
@@ -86,7 +86,7 @@ def covered(scenario: str, draw: int) -> list[bool]:
     label = rng.choice(7, count, p=shares)
     own = chances[label] if not alike else np.array([rng.dirichlet(alike * chances[y]) for y in label])
     predicted = (own[group].cumsum(axis=1) < rng.random((len(group), 1))).sum(axis=1).clip(0, 6)
-    made = said(label[group], predicted, group)
+    made = predictions_of(label[group], predicted, group)
     truth = confusion_scores((shares[:, None] * chances)[None])
     statistic, units = decision_statistic(made), units_of(made)
     values = of_the_whole(statistic)
@@ -104,8 +104,8 @@ def of_the_whole(statistic: Statistic) -> dict[str, float]:
     return {name: float(value[0]) for name, value in found.items() if value.ndim == 1}
 
 
-def said(labels: Any, predicted: Any, group: Any) -> Predictions:
-    """Predictions of the given classes; how sure they are does not matter here."""
+def predictions_of(labels: Any, predicted: Any, group: Any) -> Predictions:
+    """Predictions of the given classes; their confidence does not matter here."""
     p = np.where(predicted[:, None] == np.arange(7), 0.94, 0.01)
     return Predictions(np.arange(len(labels)).astype(str), labels, p, CLASSES, group.astype(str))
 
@@ -115,7 +115,7 @@ def method_margin(accuracy: float, ease: Any) -> float:
     return float(optimize.brentq(lambda m: float(SHARES @ stats.norm.cdf(m + ease)) - accuracy, -5, 5))
 
 
-def told_apart(settings: tuple[float, float, int, float], draw: int) -> list[bool]:
+def claims_difference(settings: tuple[float, float, int, float], draw: int) -> list[bool]:
     """Whether one simulated comparison claims a difference, for each of SCORES.
 
     An image is right when its margin is above zero: the method's mean, an easier or harder class, the seed's own shift,
@@ -128,7 +128,7 @@ def told_apart(settings: tuple[float, float, int, float], draw: int) -> list[boo
     group = np.repeat(np.arange(1500), images)
     size = len(group)
     label = rng.choice(7, 1500, p=SHARES)[group]
-    mistaken = (label + rng.integers(1, 7, size)) % 7  # what each image is taken for when it is not recognised
+    confused_with = (label + rng.integers(1, 7, size)) % 7  # the predicted class when an image is misclassified
     ease = np.where(np.arange(7) == 1, 0.35, -0.55)
     common = np.sqrt(0.48) * rng.normal(size=1500)[group] + np.sqrt(0.32) * rng.normal(size=size) + ease[label]
     units = Units(group, 1500, "groups")
@@ -139,7 +139,7 @@ def told_apart(settings: tuple[float, float, int, float], draw: int) -> list[boo
         for _ in range(seeds):
             shift = seed_sd / slope * rng.normal()
             margin = mean + shift + common + taste + np.sqrt(0.2 - sides) * rng.normal(size=size)
-            made = said(label, np.where(margin > 0, label, mistaken), group)
+            made = predictions_of(label, np.where(margin > 0, label, confused_with), group)
             statistics_of.append(decision_statistic(made))
     drawn = bootstrap(statistics_of, units, 500, seed=draw)
     values, claims = [of_the_whole(statistic) for statistic in statistics_of], []
@@ -167,7 +167,7 @@ def covered_calibration(sharpness: float, images: int, truth: dict[str, float], 
     return [bool(low <= truth[name] <= high) for name, (low, high) in ends.items()]
 
 
-def sharper_told_apart(images: int, seeds: int, draw: int) -> list[bool]:
+def claims_calibration_difference(images: int, seeds: int, draw: int) -> list[bool]:
     """Whether the ECE of two methods is called different, both calibrated, one nearly always sure or quite unsure."""
     rng = np.random.default_rng((4, images, seeds, draw))
     units, statistics_of = Units(np.arange(images), images, "images"), []
@@ -195,7 +195,7 @@ def calibration_errors(draws: int, comparisons: int, pool: ProcessPoolExecutor) 
         results["calibration_coverage"][name] = shares(name, one, draws, pool, names=BIASED) | {"truth": truth["ece"]}
     for images, seeds in itertools.product((200, 2000), (3, 5)):
         name = f"{images:,} images, {seeds} seeds"
-        one_pair = partial(sharper_told_apart, images, seeds)
+        one_pair = partial(claims_calibration_difference, images, seeds)
         results["calibration_false_alarms"][name] = shares(name, one_pair, comparisons, pool, names=("ece",))
     return results
 
@@ -215,7 +215,7 @@ def shares(
 
 
 def speed() -> dict[str, dict[str, float]]:
-    """Seconds to judge 100,000 predictions of 10 classes, reading included: images alone, and in groups. Seconds of
+    """Seconds to evaluate 100,000 predictions of 10 classes, reading included: images alone, and in groups. Seconds of
     the processor beside those of the clock tell a slow machine from a busy one."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, 100_000)
@@ -246,7 +246,7 @@ def figure(results: dict[str, Any]) -> Figure:
     left.axvspan(93, 97, color="0.9", zorder=0)
     left.axvline(95, color="0.6", linewidth=1)
     left.set_yticks(range(len(names)), names[::-1])
-    left.set_xlabel("intervals that hold the truth, %")
+    left.set_xlabel("intervals that contain the truth, %")
     left.set_title("Coverage of 95% intervals")
     left.set_xlim(min(90, left.get_xlim()[0]), 100)
     left.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.4, -0.14), ncols=5, frameon=False)
@@ -274,7 +274,7 @@ def main() -> None:
         results["coverage"] = {n: shares(n, partial(covered, n), options.draws, pool) for n in COVERAGE}
         for kind, settings in (("false_alarms", FALSE_ALARMS), ("power", POWER)):
             results[kind] = {
-                name: shares(f"{kind}: {name}", partial(told_apart, own), options.comparisons, pool, any_of=True)
+                name: shares(f"{kind}: {name}", partial(claims_difference, own), options.comparisons, pool, any_of=True)
                 for name, own in settings.items()
             }
         results |= calibration_errors(options.draws, options.comparisons, pool)
