@@ -15,6 +15,13 @@ import pandas as pd
 from cclnet.errors import InputError
 from cclnet.runs.split_file import SPLITS
 
+SPLIT_NAMES = {
+    "train": "train", "training": "train",
+    "calibration": "calibration", "calib": "calibration",
+    "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+
 
 def listed(names: Sequence[object], limit: int = 8) -> str:
     """Join the first few of many names.

@@ -20,7 +20,7 @@ from PIL import Image
 from cclnet.data.image_io import SUFFIXES, UnreadableImage
 from cclnet.data.parallel import available_cores, counting_images, in_order
 from cclnet.data.sources import manifest, open_data
-from cclnet.data.sources.image_files import below, image_files, locate
+from cclnet.data.sources.source import below, image_files, locate
 from cclnet.data.table import ImageTable
 from cclnet.deploy.engines import prepare, torch_device
 from cclnet.deploy.explain import overlay

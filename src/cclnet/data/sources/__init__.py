@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cclnet.data.sources import folders, isic, manifest, medmnist
-from cclnet.data.sources.image_files import below, image_files, subfolders
-from cclnet.data.sources.source import Source
+from cclnet.data.sources.source import Source, below, image_files, subfolders
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions, build_settings

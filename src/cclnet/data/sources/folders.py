@@ -8,9 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from cclnet.data.sources.image_files import below, image_files, normalise_unicode, subfolders
-from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, finish
-from cclnet.data.table import ImageTable
+from cclnet.data.sources.source import (
+    Source,
+    SourceNotes,
+    below,
+    encode,
+    finish,
+    image_files,
+    nfc,
+    subfolders,
+)
+from cclnet.data.table import SPLIT_NAMES, ImageTable
 from cclnet.errors import InputError
 from cclnet.settings import DataOptions
 
@@ -59,7 +67,7 @@ def _split_and_class(above: list[str], has_splits: bool) -> tuple[str, str]:
         split = SPLIT_NAMES.get(above[0].lower(), "") if above else ""
         above = above[1:] if split else []
     label = above[0] if above and not _NOT_A_CLASS.match(above[0]) else ""
-    return split, normalise_unicode(label)
+    return split, nfc(label)
 
 
 def _split_folders(path: Path) -> list[Path]:

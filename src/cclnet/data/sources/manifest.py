@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cclnet.data.sources.image_files import below, images_beside, locate, plain_files
-from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, fill_groups, finish
-from cclnet.data.table import ImageTable, listed
+from cclnet.data.sources.source import Source, SourceNotes, below, encode, finish, images_beside, locate, plain_files
+from cclnet.data.table import SPLIT_NAMES, ImageTable, listed
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions
 
@@ -97,7 +96,7 @@ def read(path: Path, options: DataOptions) -> ImageTable:
         raise InputError(f"{sheet}: several rows refer to the same file: {listed(twice)}. Remove all but one.")
     rows = rows.iloc[kept].reset_index(drop=True)
     names = rows[image].tolist()
-    groups = None if group is None else fill_groups(rows[group].tolist(), names, notes)
+    groups = None if group is None else notes.fill_groups(rows[group].tolist(), names)
     splits = None if split is None else _splits(sheet, rows[split])
     images, extra = [Path(path) for path in paths], rows.drop(columns=columns.used)
     table = ImageTable(SOURCE.title, root, names, images, labels[kept], classes, groups, splits, extra)
