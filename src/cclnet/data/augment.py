@@ -54,13 +54,9 @@ class Parameters(NamedTuple):
 
 
 def sample_parameters(
-    settings: AugmentSettings,
-    generator: np.random.Generator,
-    count: int,
-    taken: npt.NDArray[np.intp],
-    heights: npt.NDArray[np.integer[Any]],
-    widths: npt.NDArray[np.integer[Any]],
-) -> Parameters:
+    settings: AugmentSettings, generator: np.random.Generator, count: int, taken: npt.NDArray[np.intp],
+    heights: npt.NDArray[np.integer[Any]], widths: npt.NDArray[np.integer[Any]],
+) -> Parameters:  # fmt: skip
     """Sample for a batch of ``count`` images; return the parameters (numpy arrays) of those ``taken`` from it, whose
     sizes are ``heights`` and ``widths``. Every operation has its own random numbers, so switching one on does not
     change the others."""
@@ -80,9 +76,7 @@ def sample_parameters(
         return least + (1.0 + strength - least) * numbers
 
     return Parameters(
-        heights,
-        widths,
-        *box,
+        heights, widths, *box,
         degrees=settings.rotation * (2.0 * uniform[2] - 1.0),
         horizontal=uniform[3] < settings.horizontal_flip,
         vertical=uniform[4] < settings.vertical_flip,
@@ -91,7 +85,7 @@ def sample_parameters(
         saturation=factor(uniform[7], settings.saturation),
         hue=settings.hue * (2.0 * uniform[8] - 1.0),
         **_mixing(uniform[9:], mixup_share, cutmix_share, settings.crop),
-    )
+    )  # fmt: skip
 
 
 def _integers_below(numbers: Floats, limit: Any) -> npt.NDArray[np.int64]:

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -227,16 +227,11 @@ def _photographs(settings: SyntheticSettings) -> Iterator[tuple[str, str, int, F
 
 
 def _render_all(
-    function: Callable[..., npt.NDArray[np.uint8]],
-    parameters: Sequence[npt.NDArray[Any]],
-    size: int,
-    workers: int | None,
-) -> npt.NDArray[np.uint8]:
+    function: Callable[..., rendering.Pixels], parameters: Sequence[npt.NDArray[Any]], size: int, workers: int | None
+) -> rendering.Pixels:
     """Call a rendering function on batches of its parameters, [N, ...] each, in parallel threads, [N, S, S, 3]."""
     images = np.empty((len(parameters[0]), size, size, 3), np.uint8)
-    batch = math.ceil(
-        2**16 / max(size, rendering.FINEST) ** 2
-    )  # small, so that the planes stay in the processor's cache
+    batch = math.ceil(2**16 / max(size, rendering.FINEST) ** 2)  # small, so that the planes stay in the CPU cache
 
     def fill(start: int) -> None:
         rows = slice(start, start + batch)
@@ -313,26 +308,16 @@ def co_occurrence(labels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
     return together / np.maximum(together.diagonal(), 1.0)[:, None]
 
 
-class _Picture(NamedTuple):
-    """The parameters of one image. Lesions that are not shown have parameters too, so that all shapes are equal."""
-
-    classes: list[int]
-    latents: Floats
-    lesions: Floats
-    spots: Floats
-    shown: Marks
-    view: Floats
-
-
-def _picture(settings: MultilabelSettings, number: int) -> _Picture:
-    """Return image ``number``, which does not depend on the number of images or on other images."""
+def _picture(settings: MultilabelSettings, number: int) -> tuple[list[int], Floats, Floats, Floats, Marks, Floats]:
+    """Return the classes of image ``number`` and the parameters of ``render_several``. They do not depend on other
+    images. Lesions that are not shown have parameters too, so that all shapes are equal."""
     generator = np.random.default_rng((settings.seed, number))
     classes = _label_set(settings, generator)
     shown = np.arange(settings.most) < len(classes)
     positions = class_positions(settings.classes)[[*classes, *[0] * (settings.most - len(classes))]]
     latents = (positions + settings.spread * generator.standard_normal(positions.shape)).clip(0, 1).astype(np.float32)
     lesions, spots = (np.stack([random_row(shapes, generator) for _ in shown]) for shapes in (LESION, SPOT))
-    return _Picture(classes, latents, lesions, spots, shown, random_row(VIEW, generator))
+    return classes, latents, lesions, spots, shown, random_row(VIEW, generator)
 
 
 def _label_set(settings: MultilabelSettings, generator: np.random.Generator) -> list[int]:
@@ -357,11 +342,11 @@ def synthetic_multilabel(settings: MultilabelSettings | None = None, workers: in
     ((4, 7), True)
     """
     settings = settings or MultilabelSettings()
-    pictures = [_picture(settings, number) for number in range(settings.images)]
+    classes, *columns = zip(*(_picture(settings, number) for number in range(settings.images)), strict=True)
     labels = np.zeros((settings.images, settings.classes), np.uint8)
-    for row, picture in zip(labels, pictures, strict=True):
-        row[picture.classes] = 1
-    parameters = [np.stack(column) for column in zip(*(picture[1:] for picture in pictures), strict=True)]
+    for row, shown in zip(labels, classes, strict=True):
+        row[shown] = 1
+    parameters = [np.stack(column) for column in columns]
     images = _render_all(rendering.render_several, parameters, settings.size, workers)
     names = [f"skin{number:06d}" for number in range(settings.images)]
     root = Path("synthetic-multilabel")
