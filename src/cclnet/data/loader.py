@@ -8,9 +8,8 @@ augmentation of a batch on (seed, epoch, step). Both are computed for the global
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cclnet.data.augment import sample_parameters
-from cclnet.data.parallel import available_cores
+from cclnet.data.parallel import available_cores, in_advance
 from cclnet.errors import InputError
 from cclnet.settings import AugmentSettings
 
@@ -200,8 +199,7 @@ class Loader:
                 f"batch_size counts the images of all {self.world_size} processes and must be a multiple of their "
                 f"number, got {batch_size}. Try {near}."
             )
-        if self.labels.ndim != 2:
-            self._check_class_indices()
+        self._check_labels()
         sides = np.minimum(self.images.heights[self.rows], self.images.widths[self.rows])
         if (small := sides < self.crop).any() and not (self.augment and self.augment.resized_crop):
             least = self.rows[sides.argmin()]
@@ -211,12 +209,12 @@ class Loader:
                 f"with short_side of at least {self.crop}, or set crop to at most {sides.min()}."
             )
 
-    def _check_class_indices(self) -> None:
+    def _check_labels(self) -> None:
+        if self.labels.ndim == 2:
+            return
         if not np.issubdtype(self.labels.dtype, np.integer) or self.labels.ndim != 1:
-            raise InputError(
-                "labels must be class indices [N] or zeros and ones [N, K], got "
-                f"{self.labels.dtype} {list(self.labels.shape)}."
-            )
+            got = f"{self.labels.dtype} {list(self.labels.shape)}"
+            raise InputError(f"labels must be class indices [N] or zeros and ones [N, K], got {got}.")
         if self.augment and self.augment.mixes:
             if self.num_classes is None:
                 raise InputError("mixup and cutmix need num_classes to mix class indices.")
@@ -431,20 +429,14 @@ def prefetch(
 
 def _in_advance(make: Callable[[int], Item], steps: range, workers: int) -> Iterator[Item]:
     if workers == 0:
-        made: deque[Item] = deque()
+        made: list[Item] = []
         for step in steps:
             made.append(make(step))
             if len(made) > 1:
-                yield made.popleft()
+                yield made.pop(0)
         yield from made
         return
-    waiting: deque[Future[Item]] = deque()
     # One torch thread per worker: workers make different batches, and training needs the cores. Leaving the block (at
     # the end, or when the iterator is closed early) waits for the few batches in progress.
     with ThreadPoolExecutor(workers, "prefetch", initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for step in steps:
-            waiting.append(pool.submit(make, step))
-            if len(waiting) > workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        yield from in_advance(lambda step: pool.submit(make, step), steps, workers + 1)

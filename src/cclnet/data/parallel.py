@@ -21,6 +21,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FORKS = sys.platform == "linux"
 _LARGEST_CHUNK = 32
@@ -62,13 +63,18 @@ def in_order(
     """Yield the result of ``work`` for each chunk, in order, computed in parallel by the same kind of workers. At most
     ``prefetch`` results are computed in advance, to bound the memory. The workers stop when the iterator is closed."""
     with _worker_pool(work, workers) as submit:
-        waiting: deque[Future[Result]] = deque()
-        for chunk in chunks:
-            waiting.append(submit(chunk))
-            if len(waiting) >= prefetch:
-                yield waiting.popleft().result()
-        while waiting:
+        yield from in_advance(submit, chunks, prefetch)
+
+
+def in_advance(submit: Callable[[Item], Future[Result]], items: Iterable[Item], count: int) -> Iterator[Result]:
+    """Yield the results of the submitted items in order, with ``count`` submitted at a time."""
+    waiting: deque[Future[Result]] = deque()
+    for item in items:
+        waiting.append(submit(item))
+        if len(waiting) >= count:
             yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import io
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +40,6 @@ _SEPARATORS = ("|", ";")
 _MARKS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 
 
-@dataclass(frozen=True)
-class Columns:
-    image: str
-    labels: tuple[str, ...]  # one column of class names, or several of zeros and ones
-    group: str | None
-    split: str | None
-
-    @property
-    def used(self) -> list[str]:
-        return [column for column in (self.image, *self.labels, self.group, self.split) if column]
-
-
 def find(path: Path) -> list[Path]:
     """Return the table itself; in a folder, the tables that have an image column and possible label columns."""
     if path.is_file():
@@ -72,16 +59,16 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     group = find_column(sheet, known, options.group_column, GROUP)
     split = find_column(sheet, known, options.split_column, SPLIT)
     label_columns = find_label_columns(sheet, rows, options.label_column, {image, group, split})
-    columns = Columns(image, label_columns, group, split)
+    used = [column for column in (image, *label_columns, group, split) if column]
     notes = SourceNotes()
-    rows = rows.drop_duplicates(columns.used)
+    rows = rows.drop_duplicates(used)
     named = (rows[image] != "").to_numpy()
     if (repeated := rows[image].duplicated() & named).any():
         raise InputError(
             f"{sheet}: images have several rows that differ: {listed(sorted(set(rows[image][repeated])))}. "
             "Put several labels of one image in one row (A|B), or in columns of zeros and ones."
         )
-    labels, classes, labelled = labels_of(sheet, rows, columns, options)
+    labels, classes, labelled = labels_of(sheet, rows, label_columns, options.label_separator)
     files = locate(root, rows[image], follow_links=options.follow_links)
     count = np.array([len(several) for several in files], dtype=np.int64)
     notes.exclude("rows without the name of an image (row)", [i + 2 for i in rows.index[~named]])
@@ -98,7 +85,7 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     names = rows[image].tolist()
     groups = None if group is None else notes.fill_groups(rows[group].tolist(), names)
     splits = None if split is None else _splits(sheet, rows[split])
-    images, extra = [Path(path) for path in paths], rows.drop(columns=columns.used)
+    images, extra = [Path(path) for path in paths], rows.drop(columns=used)
     table = ImageTable(SOURCE.title, root, names, images, labels[kept], classes, groups, splits, extra)
     return finish(table, notes, options.strict)
 
@@ -168,14 +155,15 @@ def find_label_columns(
 
 
 def labels_of(
-    sheet: Path, rows: pd.DataFrame, columns: Columns, options: DataOptions
+    sheet: Path, rows: pd.DataFrame, columns: tuple[str, ...], separator: str | None = None
 ) -> tuple[npt.NDArray[np.int64] | npt.NDArray[np.uint8], tuple[str, ...], npt.NDArray[np.bool_]]:
-    """Return labels, class names, and which rows have a label."""
-    if len(columns.labels) > 1:
-        return _marked_labels(sheet, rows, columns.labels)
-    cells: list[str] = rows[columns.labels[0]].tolist()
+    """Return labels, class names, and which rows have a label, from one column of class names or several of zeros and
+    ones."""
+    if len(columns) > 1:
+        return _marked_labels(sheet, rows, columns)
+    cells: list[str] = rows[columns[0]].tolist()
     labelled = np.array([cell != "" for cell in cells], dtype=np.bool_)
-    separator = options.label_separator or next((s for s in _SEPARATORS if any(s in cell for cell in cells)), None)
+    separator = separator or next((s for s in _SEPARATORS if any(s in cell for cell in cells)), None)
     pieces = ([cell] if separator is None else cell.split(separator) for cell in cells)
     split = [[name for piece in several if (name := piece.strip())] for several in pieces]
     _, classes = encode([name for names in split for name in names])
