@@ -2,9 +2,8 @@
 
 Every operation takes one parameter per image, [n], and equals its torchvision.transforms.v2 counterpart. Geometry maps
 uint8 images [n, 3, h, w] to uint8; colour operations work on three float planes in [0, 1], red, green and blue,
-[n, h, w] each. No function branches on data and every shape is static, so a chain of operations compiles into few
-kernels: separate planes let the compiler keep a pixel in registers from bytes to normalised value. Colour operations
-avoid ``where`` and update their own results in place, which is much faster in eager mode on a CPU.
+[n, h, w] each, which let the compiler keep a pixel in registers. No function branches on data and every shape is
+static. Colour operations update their own results in place, which is much faster in eager mode on a CPU.
 """
 
 from __future__ import annotations

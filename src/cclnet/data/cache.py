@@ -318,13 +318,9 @@ class PixelStore:
 
 
 def _add_missing(
-    store: PixelStore,
-    entries: Entries,
-    read: Callable[[int], RGB],
-    broken: dict[int, str],
-    workers: int,
+    store: PixelStore, entries: Entries, read: Callable[[int], RGB], broken: dict[int, str], workers: int,
     progress: bool,
-) -> StoreIndex:
+) -> StoreIndex:  # fmt: skip
     """Decode the images of ``entries`` that the store lacks, on all cores, and return the new index. Rows for which
     ``read`` raises UnreadableImage, in a worker, are added to ``broken``. If the disk cannot be written, the store is
     rolled back; after any other interruption the next run resumes."""

@@ -35,13 +35,11 @@ PADDING_LIMIT = 4.0  # warn when the frame around all images has more than this 
 
 
 class Batch(NamedTuple):
-    """The rows of one rank in a batch, on the device.
+    """The rows of one rank in a batch, on the device."""
 
-    ``crops`` are the input of ``augment`` (training) or ``normalise`` (evaluation). With mixup or cutmix there is one
-    more in front, whose label and row are not in the batch.
-    """
-
-    crops: Tensor  # uint8 [n, h, w, 3]
+    # Input of `augment` (training) or `normalise` (evaluation), uint8 [n, h, w, 3]. With mixup or cutmix there is one
+    # more in front, whose label and row are not in the batch.
+    crops: Tensor
     parameters: Tensor | None  # the table that `augment` takes; None in evaluation
     labels: Tensor  # class indices, int64 [n]; or float32 [n, K] for multi-label data or mixed images
     weight: Tensor | None  # sample weights, float32 [n]
@@ -52,13 +50,9 @@ class Loader:
     """Batches of the images in ``rows``.
 
     With ``augment`` it is a training loader: a new order every epoch, random crops, and only full batches, so that
-    every batch has one shape (which images are dropped changes with the order). A set smaller than one batch is one
-    batch. Without ``augment`` it is an evaluation loader: images in the order of ``rows``, central crops, each image
-    once on one rank; the ranks concatenated give the order of ``rows``.
-
-    ``balanced`` samples an epoch with replacement, every class equally often (in multi-label data an image as often as
-    its rarest label requires). ``resident`` keeps the pixels on the device; None does so where they fit into 60% of
-    the free device memory (on a CPU they are used in place).
+    every batch has one shape. A set smaller than one batch is one batch. Without ``augment`` it is an evaluation
+    loader: images in the order of ``rows``, central crops, each image once on one rank; the ranks concatenated give
+    the order of ``rows``.
     """
 
     def __init__(
@@ -72,10 +66,10 @@ class Loader:
         crop: int | None = None,  # side of the crop, where augment does not give it
         num_classes: int | None = None,  # needed for mixing class indices (mixup, cutmix)
         weights: npt.NDArray[np.floating[Any]] | None = None,  # of all images [N], passed on in the batches
-        balanced: bool = False,
+        balanced: bool = False,  # sample an epoch with replacement, every class equally often
         seed: int = 0,  # of order and augmentation
         device: torch.device | str = "cpu",
-        resident: bool | None = None,
+        resident: bool | None = None,  # keep the pixels on the device; None: on a GPU, where they fit
         workers: int | None = None,  # threads that prefetch while streaming; default: four on a GPU, one on a CPU
         rank: int = 0,
         world_size: int = 1,
@@ -402,10 +396,9 @@ def upload(array: npt.NDArray[Any] | Tensor, device: torch.device) -> Tensor:
 def prefetch(
     make: Callable[[int], Item], steps: range, workers: int, stream: torch.cuda.Stream | None = None
 ) -> Iterator[Item]:
-    """Yield ``make(step)`` for each step, in order, computed some steps in advance.
-
-    With ``workers`` threads as many steps in advance; without threads one step, which on a GPU is queued beside the
-    work on the previous step. With a ``stream`` all is made on it, and the current stream (not the host) waits for it.
+    """Yield ``make(step)`` for each step, in order: computed as many steps in advance as there are ``workers`` threads;
+    without threads one step, which on a GPU is queued beside the work on the previous step. With a ``stream`` all is
+    made on it, and the current stream (not the host) waits for it.
 
     >>> list(prefetch(lambda step: (step, step**2), range(2, 5), workers=2))
     [(2, 4), (3, 9), (4, 16)]

@@ -42,12 +42,10 @@ def process_chunks(
     work: Callable[[list[int]], Result], rows: Sequence[int], workers: int, done: Callable[[Result], object]
 ) -> None:
     """Call ``work`` on chunks of ``rows`` in parallel, and ``done`` in this process with each result as it completes.
-
-    On Linux the workers are forked processes, because Pillow holds the GIL while it decodes WebP and so do the steps
-    between decodes. Forked workers inherit ``work`` without pickling and do not import the main module again. They
-    must not use the GPU. On other systems, and in daemon processes, the workers are threads.
-
     An exception in a worker is raised here after the other workers have stopped.
+
+    On Linux the workers are forked processes, because Pillow holds the GIL while it decodes WebP. They inherit ``work``
+    without pickling and must not use the GPU. On other systems, and in daemon processes, the workers are threads.
     """
     size = max(1, min(_LARGEST_CHUNK, len(rows) // (4 * workers)))
     chunks = [list(rows[start : start + size]) for start in range(0, len(rows), size)]

@@ -2,9 +2,8 @@
 
 Every class has a position in appearance space (``rendering.AXES``), and its lesions are distributed around it. The
 distance between two positions defines the similarity of two classes, the ground truth against which learned soft
-labels are checked; no set of real images has one. The classes are letters and stand for no diagnosis. There are close
-pairs, clusters and distant pairs. The similarity is independent of the order of the classes and, with the imbalance of
-ISIC 2018, of class frequency, so a method cannot recover it by counting images.
+labels are checked. It is independent of the order of the classes and, with the imbalance of ISIC 2018, of class
+frequency, so a method cannot recover it by counting images. The classes are letters and stand for no diagnosis.
 
 An image of the multi-label set shows lesions of no, one or several classes side by side. Which classes occur together
 is known as well, and has almost no rank correlation with the similarity: a method that mistakes co-occurrence for
@@ -60,35 +59,25 @@ class _SharedSettings:
         problems = [outside(name, getattr(self, name), *between) for name, between in {**shared, **limits}.items()]
         if problem := " ".join(filter(None, problems)):
             raise InputError(f"synthetic images: {problem}")
-        if not 0 <= self.spread <= 1:
-            raise self._overlap_error()
+        if isinstance(self.overlap, str):
+            if self.overlap not in OVERLAPS:
+                raise unknown("overlap", self.overlap, OVERLAPS)
+        elif not isinstance(self.overlap, Real) or isinstance(self.overlap, bool) or not 0 <= self.overlap <= 1:
+            raise InputError(f"overlap must be {', '.join(OVERLAPS)} or a number from 0 to 1, got {self.overlap!r}.")
 
     @property
     def spread(self) -> float:
         """The overlap as a standard deviation."""
-        if isinstance(self.overlap, str):
-            if self.overlap not in OVERLAPS:
-                raise unknown("overlap", self.overlap, OVERLAPS)
-            return OVERLAPS[self.overlap]
-        if not isinstance(self.overlap, Real) or isinstance(self.overlap, bool):
-            raise self._overlap_error()
-        return float(self.overlap)
-
-    def _overlap_error(self) -> InputError:
-        return InputError(f"overlap must be {', '.join(OVERLAPS)} or a number from 0 to 1, got {self.overlap!r}.")
+        return OVERLAPS[self.overlap] if isinstance(self.overlap, str) else float(self.overlap)
 
 
 @dataclass(frozen=True)
 class SyntheticSettings(_SharedSettings):
-    """Settings of the synthetic set.
+    """Settings of the synthetic set."""
 
-    ``imbalance``: False for equal classes, "isic2018" (or True) for the class ratios of ISIC 2018, or one number per
-    class, its share of the images. ``images_per_group``: maximum number of photographs of one lesion; about two thirds
-    of the lesions have one.
-    """
-
+    # False for equal classes, "isic2018" (or True) for the class ratios of ISIC 2018, or the share of each class.
     imbalance: bool | str | Sequence[float] = False
-    images_per_group: int = 3
+    images_per_group: int = 3  # maximum number of photographs of one lesion; about two thirds of the lesions have one
 
     def __post_init__(self) -> None:
         self._check(images_per_group=(1, 100))
@@ -145,9 +134,8 @@ class MultilabelSettings(_SharedSettings):
         self._check()
         self._check(most=(1, min(MAX_LABELS, self.classes)))
         if not isinstance(self.empty, Real) or isinstance(self.empty, bool) or not 0 <= self.empty < 1:
-            raise InputError(
-                f"synthetic images: empty, the share of images without a label, must lie in [0, 1), got {self.empty!r}."
-            )
+            expected = "empty, the share of images without a label, must lie in [0, 1)"
+            raise InputError(f"synthetic images: {expected}, got {self.empty!r}.")
 
 
 def outside(name: str, value: Any, low: int, high: int | None) -> str | None:
@@ -189,8 +177,7 @@ def class_positions(num_classes: int) -> npt.NDArray[np.float64]:
 
 def known_similarity(num_classes: int = 7) -> npt.NDArray[np.float64]:
     """Return the true similarity of the classes, ``exp(−|a_i − a_j|² / 2w²)`` of their positions, w = 0.4, [K, K].
-
-    It is symmetric, 1 on the diagonal and below 1 elsewhere. Compare by rank only.
+    Compare by rank only.
 
     >>> known_similarity(3).round(2)
     array([[1.  , 0.1 , 0.22],
@@ -259,10 +246,8 @@ def synthetic(settings: SyntheticSettings | None = None, workers: int | None = N
 
 
 def co_occurrence_weights(num_classes: int = 7) -> npt.NDArray[np.float64]:
-    """Return the weights with which classes are sampled together, [K, K]: zero diagonal, rows sum to 1.
-
-    The classes form a ring, and the weight falls with the steps between two classes, so all rows have the same values
-    in another order.
+    """Return the weights with which classes are sampled together, [K, K]: zero diagonal, rows sum to 1. The classes
+    form a ring, and the weight falls with the steps between two classes.
 
     >>> co_occurrence_weights(4).max(axis=1).round(2)
     array([0.44, 0.44, 0.44, 0.44])
