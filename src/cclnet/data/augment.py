@@ -296,9 +296,8 @@ def hue(planes: Planes, shift: Tensor) -> Tensor:
 def rotate(
     images: Tensor, degrees: Tensor, height: Tensor, width: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]
 ) -> Tensor:
-    """Rotate uint8 images counter-clockwise about their centre (bilinear, zero outside) and return the crop of ``size``
-    at (``top``, ``left``). Images are ``height`` × ``width`` in the upper left of their frame, which is zero
-    elsewhere."""
+    """Rotate uint8 images, ``height`` × ``width`` in the upper left of a zero frame, counter-clockwise about their
+    centre (bilinear, zero outside) and return the crop of ``size`` at (``top``, ``left``)."""
     frame_height, frame_width = images.shape[-2:]
     angle = torch.deg2rad(degrees)[:, None, None]
     cosine, sine = angle.cos(), angle.sin()
@@ -343,8 +342,7 @@ def mixup(images: Tensor, previous: Tensor, share: Tensor) -> Tensor:
 
 
 def cutmix(images: Tensor, previous: Tensor, top: Tensor, left: Tensor, bottom: Tensor, right: Tensor) -> Tensor:
-    """Take rows ``top`` to ``bottom`` and columns ``left`` to ``right`` (end excluded) from the previous image of the
-    batch."""
+    """Take rows ``top`` to ``bottom`` and columns ``left`` to ``right`` (end excluded) from the previous image."""
     y = torch.arange(images.shape[-2], device=images.device)[:, None]
     x = torch.arange(images.shape[-1], device=images.device)
     inside = (y >= _per_image(top)) & (y < _per_image(bottom)) & (x >= _per_image(left)) & (x < _per_image(right))

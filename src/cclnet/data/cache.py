@@ -93,10 +93,9 @@ def decode(
 ) -> DecodedImages:  # fmt: skip
     """Return the images of a table as uint8 RGB with the given short side, decoded now or taken from the cache.
 
-    Images keep their aspect ratio. Small images are enlarged, so that every crop fits. All broken images are named in
-    one error. A run that was killed resumes. The cache is by default ``cclnet`` in the user's cache folder
-    (``$XDG_CACHE_HOME``, else ``~/.cache``); images that came as an array stay in memory unless resizing them takes
-    more than a gigabyte. ``workers`` is the number of processes, by default one per core.
+    Images keep their aspect ratio; small ones are enlarged. All broken images are named in one error. The cache is by
+    default ``cclnet`` in the user's cache folder (``$XDG_CACHE_HOME``, else ``~/.cache``). Images that came as an array
+    stay in memory unless resizing them takes more than a gigabyte. ``workers``: processes, by default one per core.
     """
     images, broken = decode_readable(table, short_side, cache_dir, workers, progress)
     if broken:

@@ -1,7 +1,4 @@
-"""Read one image file as RGB pixels, whatever its format, and resize it to a given short side.
-
-Pixels are those that a viewer shows; a file that cannot be read raises an error that names it.
-"""
+"""Read one image file as the RGB pixels that a viewer shows, whatever its format, and resize it to a short side."""
 
 from __future__ import annotations
 
@@ -59,14 +56,12 @@ class UnreadableImage(InputError):
 
 
 def read_image(image: str | Path | bytes, *, min_short_side: int | None = None, max_pixels: int = MAX_PIXELS) -> RGB:
-    """Return the pixels of an image file, or of the content of one, as RGB, uint8 [H, W, 3], upright. The array may be
-    read-only.
+    """Return an image file, or the content of one, as upright RGB, uint8 [H, W, 3]. The array may be read-only.
 
-    EXIF orientation is applied. Grey becomes three equal channels; 16 bits are scaled to 8 bits. Transparent pixels
-    become black, which means "no signal" in medical images and equals padding. Colour profiles are ignored. Of an
-    animation or multi-page file the first image is used; DICOM with several frames is refused, as is an image larger
-    than ``max_pixels`` by its header. ``min_short_side`` allows a large JPEG to be decoded at 1/2, 1/4 or 1/8 of its
-    size, several times faster, while the short side stays at least this long.
+    Grey becomes three equal channels; 16 bits are scaled to 8 bits. Transparent pixels become black, which means "no
+    signal" in medical images and equals padding. Colour profiles are ignored. Of an animation or multi-page file the
+    first image is used. An image larger than ``max_pixels`` by its header is refused. ``min_short_side`` allows a large
+    JPEG to be decoded at 1/2, 1/4 or 1/8 of its size while the short side stays at least this long.
     """
     content, path = (image, "image") if isinstance(image, bytes) else (_read_bytes(image), image)
     if _is_dicom(path, content):
@@ -253,12 +248,9 @@ def grey_to_rgb(grey: npt.NDArray[np.uint8]) -> RGB:
 
 
 def _read_dicom(path: str | Path, file: BinaryIO, max_pixels: int) -> RGB:
-    """Return the image in a DICOM file as a viewer shows it.
-
-    Grey images pass through the modality LUT or rescale slope and intercept, then the first window or, without a
-    window, the VOI LUT. Without either, the range of the pixels is scaled to black and white. MONOCHROME1, where zero
-    is white, is inverted last. Several frames are refused, because the label may belong to any of them.
-    """
+    """Return the image in a DICOM file as a viewer shows it. Grey images pass through the modality LUT or rescale slope
+    and intercept, then the first window or, without one, the VOI LUT; without either, the range of the pixels is
+    scaled to black and white. MONOCHROME1, where zero is white, is inverted last."""
     header = _dicom_header(path, file, max_pixels)
     from pydicom.pixels import pixel_array
 
@@ -284,7 +276,7 @@ def _dicom_header(path: str | Path, file: BinaryIO, max_pixels: int) -> Any:
         raise UnreadableImage(path, f"not a DICOM file, or truncated ({error})") from error
     if missing:
         raise UnreadableImage(path, f"this DICOM file contains no image (no {', '.join(missing)})")
-    if frames > 1:
+    if frames > 1:  # the label may belong to any of them
         raise UnreadableImage(path, f"multi-frame DICOM ({frames} frames). Save the labelled frame as its own file")
     _check_size(path, height, width, max_pixels)
     return header
@@ -362,11 +354,8 @@ def resized_shape(height: int, width: int, short_side: int) -> tuple[int, int]:
 
 
 def resize(pixels: RGB, height: int, width: int) -> RGB:
-    """Resize [H, W, 3] to [height, width, 3], bicubic and antialiased.
-
-    torch agrees with Pillow to within one level and is four times as fast. Where torch is not imported (a deployed
-    model in another engine), sparse products give the same bits several times slower.
-    """
+    """Resize [H, W, 3] to [height, width, 3], bicubic and antialiased: with torch, or where it is not imported (a
+    deployed model in another engine) with sparse products, which give the same bits several times slower."""
     if pixels.shape[:2] == (height, width):
         return pixels
     if "torch" not in sys.modules:

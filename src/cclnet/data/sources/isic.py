@@ -1,11 +1,9 @@
 """ISIC challenge folders of 2018 (task 3) and 2019, and HAM10000, the training images of ISIC 2018.
 
 A challenge folder has images in ``..._Input`` and labels in ``..._GroundTruth``. The label AK of 2019 is read as AKIEC
-of 2018, so that a model of one can be evaluated on the other. File names of 2019 may end in ``_downsampled``.
-
-HAM10000, as Kaggle and the Harvard Dataverse ship it, has one metadata file (7 or 8 columns, commas or tabs, with or
-without suffix) and images anywhere below it. The test images of ISIC 2018, which the Dataverse also ships, have a
-ground truth of the same columns; with both files the images have the splits train and test.
+of 2018, so that a model of one can be evaluated on the other. HAM10000, as Kaggle and the Harvard Dataverse ship it,
+has a metadata file and images anywhere below it. The test images of ISIC 2018, which the Dataverse also ships, have a
+file of the same columns; with both files the images have the splits train and test.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ from cclnet.data.table import SPLIT_NAMES, ImageTable, listed
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions
 
+# Labels, class names, and which rows have a label.
+Labels = tuple[npt.NDArray[np.int64] | npt.NDArray[np.uint8], tuple[str, ...], npt.NDArray[np.bool_]]
 TEXT_SUFFIXES = (".csv", ".tsv", ".tab", ".txt", "")
 PARQUET_SUFFIXES = (".parquet", ".pq")
 SUFFIXES = (".csv", ".tsv", ".tab", *PARQUET_SUFFIXES)
@@ -154,11 +156,8 @@ def find_label_columns(
     return tuple(marked)
 
 
-def labels_of(
-    sheet: Path, rows: pd.DataFrame, columns: tuple[str, ...], separator: str | None = None
-) -> tuple[npt.NDArray[np.int64] | npt.NDArray[np.uint8], tuple[str, ...], npt.NDArray[np.bool_]]:
-    """Return labels, class names, and which rows have a label, from one column of class names or several of zeros and
-    ones."""
+def labels_of(sheet: Path, rows: pd.DataFrame, columns: tuple[str, ...], separator: str | None = None) -> Labels:
+    """Read one column of class names, or several of zeros and ones."""
     if len(columns) > 1:
         return _marked_labels(sheet, rows, columns)
     cells: list[str] = rows[columns[0]].tolist()
@@ -176,9 +175,7 @@ def labels_of(
     return labels, classes, labelled
 
 
-def _marked_labels(
-    sheet: Path, rows: pd.DataFrame, columns: tuple[str, ...]
-) -> tuple[npt.NDArray[np.int64] | npt.NDArray[np.uint8], tuple[str, ...], npt.NDArray[np.bool_]]:
+def _marked_labels(sheet: Path, rows: pd.DataFrame, columns: tuple[str, ...]) -> Labels:
     """Read columns of zeros and ones: single-label if every row has exactly one 1, else multi-label."""
     marks = np.zeros((len(rows), len(columns)), dtype=np.uint8)
     labelled = np.ones(len(rows), dtype=np.bool_)

@@ -5,9 +5,8 @@ distance between two positions defines the similarity of two classes, the ground
 labels are checked. It is independent of the order of the classes and, with the imbalance of ISIC 2018, of class
 frequency, so a method cannot recover it by counting images. The classes are letters and stand for no diagnosis.
 
-An image of the multi-label set shows lesions of no, one or several classes side by side. Which classes occur together
-is known as well, and has almost no rank correlation with the similarity: a method that mistakes co-occurrence for
-visual similarity is detected.
+An image of the multi-label set shows lesions of no, one or several classes. Their co-occurrence is known as well, and
+has almost no rank correlation with the similarity: a method that mistakes one for the other is detected.
 """
 
 from __future__ import annotations
@@ -158,17 +157,13 @@ def class_names(num_classes: int) -> tuple[str, ...]:
 
 
 def class_positions(num_classes: int) -> npt.NDArray[np.float64]:
-    """Return the class positions in appearance space, [K, 6], each axis from 0.1 to 0.9.
-
-    The R sequence (multiples of the powers of 1/g, g⁷ = g + 1) fills the space evenly. From the fourth on, every other
-    class is then moved close to an earlier one, which makes clusters. The position of a class does not depend on K. The
-    start of the sequence was chosen so that for seven classes the similarity is uncorrelated with the order of the
-    classes and with the class counts of ISIC 2018.
-    """
+    """Return the class positions in appearance space, [K, 6], each axis from 0.1 to 0.9: an R sequence (multiples of
+    the powers of 1/g, g⁷ = g + 1) in which, from the fourth on, every other class is moved close to an earlier one."""
     golden = 1.0
     for _ in range(64):
         golden = (1 + golden) ** (1 / (len(AXES) + 1))
     steps = golden ** -np.arange(1.0, len(AXES) + 1)
+    # With a start of 0.57 the similarity of seven classes is uncorrelated with their order and with ISIC2018_COUNTS.
     positions = 0.1 + 0.8 * ((0.57 + np.outer(np.arange(1, num_classes + 1), steps)) % 1)
     for k in range(3, num_classes, 2):
         positions[k] = positions[k // 3] + 0.35 * (positions[k] - positions[k // 3])
