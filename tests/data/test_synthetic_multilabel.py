@@ -33,7 +33,7 @@ def labels_of(settings):
     """Return the labels without rendering."""
     labels = np.zeros((settings.images, settings.classes), np.uint8)
     for number, row in enumerate(labels):
-        row[_picture(settings, number).classes] = 1
+        row[_picture(settings, number)[0]] = 1
     return labels
 
 

@@ -1,10 +1,8 @@
 """Inspect a data set: what it contains (``data show``) and what is wrong with it (``data audit``).
 
-The audit finds unreadable files, duplicates, groups divided between splits, label conflicts, small classes, blank
-images and unusual sizes. Duplicates are found by a perceptual hash: the signs of the 16 x 16 lowest frequencies of the
-image, which survive another compression, size, brightness or contrast. It has 256 bits, not the usual 64, because
-medical images of one kind share their coarse layout: with 64 bits ten thousand skin lesions give thousands of
-unrelated pairs.
+Duplicates are found by a perceptual hash: the signs of the 16 x 16 lowest frequencies of the image, which survive
+another compression, size, brightness or contrast. It has 256 bits, not the usual 64, because medical images of one
+kind share their coarse layout: with 64 bits ten thousand skin lesions give thousands of unrelated pairs.
 """
 
 from __future__ import annotations
@@ -144,8 +142,6 @@ def _read_sizes(table: ImageTable) -> tuple[dict[tuple[int, int], int], int, lis
 
 @dataclass(frozen=True)
 class Audit:
-    """Result of an audit."""
-
     images: int  # number of images checked
     findings: pd.DataFrame  # columns finding, image, other (the second image of a pair), detail
     leaks: pd.DataFrame | None  # result of cclnet.runs.split_file.leaks for the split, None without groups
@@ -353,10 +349,8 @@ def audit_tables(audit: Audit, written: str) -> RenderableType:
     if audit.findings.empty:
         pieces.append(Text(f"{audit.images:,} images: nothing found.", style="green"))
     else:
-        pieces += [
-            _findings_table(audit.findings),
-            Text(f"{audit.images:,} images checked. All findings are in {written}."),
-        ]
+        checked = Text(f"{audit.images:,} images checked. All findings are in {written}.")
+        pieces += [_findings_table(audit.findings), checked]
     if audit.leaks is not None and audit.leaks["shared"].any():
         by_class = Table("Split", "Class", *_numbers("Images", "Shared", "Share"))
         for split, class_, images, shared, share in audit.leaks.itertuples(index=False):

@@ -2,9 +2,8 @@
 
 Every operation takes one parameter per image, [n], and equals its torchvision.transforms.v2 counterpart. Geometry maps
 uint8 images [n, 3, h, w] to uint8; colour operations work on three float planes in [0, 1], red, green and blue,
-[n, h, w] each. No function branches on data and every shape is static, so a chain of operations compiles into few
-kernels: separate planes let the compiler keep a pixel in registers from bytes to normalised value. Colour operations
-avoid ``where`` and update their own results in place, which is much faster in eager mode on a CPU.
+[n, h, w] each, which let the compiler keep a pixel in registers. No function branches on data and every shape is
+static. Colour operations update their own results in place, which is much faster in eager mode on a CPU.
 """
 
 from __future__ import annotations
@@ -54,13 +53,9 @@ class Parameters(NamedTuple):
 
 
 def sample_parameters(
-    settings: AugmentSettings,
-    generator: np.random.Generator,
-    count: int,
-    taken: npt.NDArray[np.intp],
-    heights: npt.NDArray[np.integer[Any]],
-    widths: npt.NDArray[np.integer[Any]],
-) -> Parameters:
+    settings: AugmentSettings, generator: np.random.Generator, count: int, taken: npt.NDArray[np.intp],
+    heights: npt.NDArray[np.integer[Any]], widths: npt.NDArray[np.integer[Any]],
+) -> Parameters:  # fmt: skip
     """Sample for a batch of ``count`` images; return the parameters (numpy arrays) of those ``taken`` from it, whose
     sizes are ``heights`` and ``widths``. Every operation has its own random numbers, so switching one on does not
     change the others."""
@@ -80,9 +75,7 @@ def sample_parameters(
         return least + (1.0 + strength - least) * numbers
 
     return Parameters(
-        heights,
-        widths,
-        *box,
+        heights, widths, *box,
         degrees=settings.rotation * (2.0 * uniform[2] - 1.0),
         horizontal=uniform[3] < settings.horizontal_flip,
         vertical=uniform[4] < settings.vertical_flip,
@@ -91,7 +84,7 @@ def sample_parameters(
         saturation=factor(uniform[7], settings.saturation),
         hue=settings.hue * (2.0 * uniform[8] - 1.0),
         **_mixing(uniform[9:], mixup_share, cutmix_share, settings.crop),
-    )
+    )  # fmt: skip
 
 
 def _integers_below(numbers: Floats, limit: Any) -> npt.NDArray[np.int64]:
@@ -303,9 +296,8 @@ def hue(planes: Planes, shift: Tensor) -> Tensor:
 def rotate(
     images: Tensor, degrees: Tensor, height: Tensor, width: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]
 ) -> Tensor:
-    """Rotate uint8 images counter-clockwise about their centre (bilinear, zero outside) and return the crop of ``size``
-    at (``top``, ``left``). Images are ``height`` × ``width`` in the upper left of their frame, which is zero
-    elsewhere."""
+    """Rotate uint8 images, ``height`` × ``width`` in the upper left of a zero frame, counter-clockwise about their
+    centre (bilinear, zero outside) and return the crop of ``size`` at (``top``, ``left``)."""
     frame_height, frame_width = images.shape[-2:]
     angle = torch.deg2rad(degrees)[:, None, None]
     cosine, sine = angle.cos(), angle.sin()
@@ -350,8 +342,7 @@ def mixup(images: Tensor, previous: Tensor, share: Tensor) -> Tensor:
 
 
 def cutmix(images: Tensor, previous: Tensor, top: Tensor, left: Tensor, bottom: Tensor, right: Tensor) -> Tensor:
-    """Take rows ``top`` to ``bottom`` and columns ``left`` to ``right`` (end excluded) from the previous image of the
-    batch."""
+    """Take rows ``top`` to ``bottom`` and columns ``left`` to ``right`` (end excluded) from the previous image."""
     y = torch.arange(images.shape[-2], device=images.device)[:, None]
     x = torch.arange(images.shape[-1], device=images.device)
     inside = (y >= _per_image(top)) & (y < _per_image(bottom)) & (x >= _per_image(left)) & (x < _per_image(right))

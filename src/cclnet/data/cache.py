@@ -77,10 +77,8 @@ class DecodedImages:
         (4, 6, 3)
         """
         if array.dtype != np.uint8 or array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] not in (1, 3)):
-            raise InputError(
-                f"images in an array must be uint8 [N, H, W] or [N, H, W, 1 or 3], got {array.dtype} "
-                f"{list(array.shape)}."
-            )
+            got = f"{array.dtype} {list(array.shape)}"
+            raise InputError(f"images in an array must be uint8 [N, H, W] or [N, H, W, 1 or 3], got {got}.")
         with_channels = array if array.ndim == 4 else array[..., None]
         rgb = with_channels if with_channels.shape[3] == CHANNELS else np.repeat(with_channels, CHANNELS, axis=3)
         count, height, width, _ = rgb.shape
@@ -95,18 +93,15 @@ def decode(
 ) -> DecodedImages:  # fmt: skip
     """Return the images of a table as uint8 RGB with the given short side, decoded now or taken from the cache.
 
-    Images keep their aspect ratio. Small images are enlarged, so that every crop fits. All broken images are named in
-    one error. A run that was killed resumes. The cache is by default ``cclnet`` in the user's cache folder
-    (``$XDG_CACHE_HOME``, else ``~/.cache``); images that came as an array stay in memory unless resizing them takes
-    more than a gigabyte. ``workers`` is the number of processes, by default one per core.
+    Images keep their aspect ratio; small ones are enlarged. All broken images are named in one error. The cache is by
+    default ``cclnet`` in the user's cache folder (``$XDG_CACHE_HOME``, else ``~/.cache``). Images that came as an array
+    stay in memory unless resizing them takes more than a gigabyte. ``workers``: processes, by default one per core.
     """
     images, broken = decode_readable(table, short_side, cache_dir, workers, progress)
     if broken:
-        some = "\n  ".join(
-            [*list(broken.values())[:20], *([f"and {len(broken) - 20} more"] if len(broken) > 20 else [])]
-        )
+        some = list(broken.values())[:20] + ([f"and {len(broken) - 20} more"] if len(broken) > 20 else [])
         raise InputError(
-            f"{len(broken)} of {len(table)} images cannot be used:\n  {some}\n"
+            f"{len(broken)} of {len(table)} images cannot be used:\n  " + "\n  ".join(some) + "\n"
             "Replace or remove these files (`cclnet data audit` lists all of them). The other images are in the cache "
             "and will not be decoded again."
         )
@@ -138,7 +133,16 @@ def decode_readable(
     store = PixelStore(_store_folder(table.root, short_side, cache_dir))
     index = store.read()
     if index is None or _missing_rows(find_entries(entries, index.entries), broken):
-        index = add_missing(store, entries, read, broken, workers or available_cores(), progress)
+        console = Console(stderr=True, quiet=not progress)
+        try:
+            store.folder.mkdir(parents=True, exist_ok=True)
+            with store.lock(lambda: console.print("Another run is decoding these images. Waiting for it.")):
+                index = _add_missing(store, entries, read, broken, workers or available_cores(), progress)
+        except OSError as error:
+            raise InputError(
+                f"cannot write decoded images to {store.folder}: {error.strerror or error}. The cache is unchanged. "
+                "Free some space, or choose another folder with --cache-dir (cache_dir)."
+            ) from error
     found = find_entries(entries, index.entries)
     locations = (np.ascontiguousarray(found[field]) for field in ("offset", "height", "width"))
     return DecodedImages(store.map_pixels(index), *locations), dict(sorted(broken.items()))
@@ -247,11 +251,9 @@ class PixelStore:
 
     def map_pixels(self, index: StoreIndex) -> RGB:
         """Memory-map the pixels up to the last entry; what a writer appends after it is left out."""
-        return (
-            np.zeros(0, np.uint8)
-            if index.end == 0
-            else np.memmap(self.pixels_path(index.token), np.uint8, mode="r", shape=(index.end,))
-        )
+        if index.end == 0:
+            return np.zeros(0, np.uint8)
+        return np.memmap(self.pixels_path(index.token), np.uint8, mode="r", shape=(index.end,))
 
     def begin_writing(self) -> StoreIndex:
         """Return the index to extend, complete or not, and remove leftovers. Only under :meth:`lock`."""
@@ -314,40 +316,13 @@ class PixelStore:
             os.close(descriptor)
 
 
-def add_missing(
-    store: PixelStore,
-    entries: Entries,
-    read: Callable[[int], RGB],
-    broken: dict[int, str],
-    workers: int,
+def _add_missing(
+    store: PixelStore, entries: Entries, read: Callable[[int], RGB], broken: dict[int, str], workers: int,
     progress: bool,
-) -> StoreIndex:
-    """Decode the images of ``entries`` that the store lacks, on all cores, and return the new index.
-
-    ``read`` returns the pixels of a row, in a worker. Rows for which it raises UnreadableImage are added to ``broken``.
-    If the disk is full or cannot be written, the store is rolled back; after any other interruption the next run
-    resumes.
-    """
-    console = Console(stderr=True, quiet=not progress)
-    try:
-        store.folder.mkdir(parents=True, exist_ok=True)
-        with store.lock(lambda: console.print("Another run is decoding these images. Waiting for it.")):
-            return _decode_missing(store, entries, read, broken, workers, progress)
-    except OSError as error:
-        raise InputError(
-            f"cannot write decoded images to {store.folder}: {error.strerror or error}. The cache is unchanged. "
-            "Free some space, or choose another folder with --cache-dir (cache_dir)."
-        ) from error
-
-
-def _decode_missing(
-    store: PixelStore,
-    entries: Entries,
-    read: Callable[[int], RGB],
-    broken: dict[int, str],
-    workers: int,
-    progress: bool,
-) -> StoreIndex:
+) -> StoreIndex:  # fmt: skip
+    """Decode the images of ``entries`` that the store lacks, on all cores, and return the new index. Rows for which
+    ``read`` raises UnreadableImage, in a worker, are added to ``broken``. If the disk cannot be written, the store is
+    rolled back; after any other interruption the next run resumes."""
     before = store.begin_writing()
     found = find_entries(entries, before.entries)
     rows = _missing_rows(found, broken)

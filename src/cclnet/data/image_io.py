@@ -1,7 +1,4 @@
-"""Read one image file as RGB pixels, whatever its format, and resize it to a given short side.
-
-Pixels are those that a viewer shows; a file that cannot be read raises an error that names it.
-"""
+"""Read one image file as the RGB pixels that a viewer shows, whatever its format, and resize it to a short side."""
 
 from __future__ import annotations
 
@@ -58,37 +55,33 @@ class UnreadableImage(InputError):
         return f"cannot read {self.path}: {self.reason}"
 
 
-def read_image(path: str | Path, *, min_short_side: int | None = None, max_pixels: int = MAX_PIXELS) -> RGB:
-    """Return the pixels of an image file as RGB, uint8 [H, W, 3], upright. The array may be read-only.
+def read_image(image: str | Path | bytes, *, min_short_side: int | None = None, max_pixels: int = MAX_PIXELS) -> RGB:
+    """Return an image file, or the content of one, as upright RGB, uint8 [H, W, 3]. The array may be read-only.
 
-    EXIF orientation is applied. Grey becomes three equal channels; 16 bits are scaled to 8 bits. Transparent pixels
-    become black, which means "no signal" in medical images and equals padding. Colour profiles are ignored. Of an
-    animation or multi-page file the first image is used; DICOM with several frames is refused, as is an image larger
-    than ``max_pixels`` by its header. ``min_short_side`` allows a large JPEG to be decoded at 1/2, 1/4 or 1/8 of its
-    size, several times faster, while the short side stays at least this long.
+    Grey becomes three equal channels; 16 bits are scaled to 8 bits. Transparent pixels become black, which means "no
+    signal" in medical images and equals padding. Colour profiles are ignored. Of an animation or multi-page file the
+    first image is used. An image larger than ``max_pixels`` by its header is refused. ``min_short_side`` allows a large
+    JPEG to be decoded at 1/2, 1/4 or 1/8 of its size while the short side stays at least this long.
     """
-    try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (pathlib is slow compared with the decoder)
-            content = file.read()
-    except OSError as error:
-        raise UnreadableImage(path, error.strerror or str(error)) from error
-    return decode_image(content, path, min_short_side=min_short_side, max_pixels=max_pixels)
-
-
-def decode_image(
-    content: bytes, path: str | Path, *, min_short_side: int | None = None, max_pixels: int = MAX_PIXELS
-) -> RGB:
-    """As :func:`read_image`, from the content of a file. ``path`` is only used in errors."""
+    content, path = (image, "image") if isinstance(image, bytes) else (_read_bytes(image), image)
     if _is_dicom(path, content):
         return _read_dicom(path, io.BytesIO(content), max_pixels)
     if (fast := _decode_jpeg(content, path, min_short_side, max_pixels)) is not None:
         return fast
     with _named_errors(path):
-        image = _open(path, io.BytesIO(content), max_pixels)
-        if image.format in _JPEG and (scale := _jpeg_scale(image.height, image.width, min_short_side)) > 1:
-            image.draft(None, (image.width // scale, image.height // scale))
-        image.load()
-        return _to_rgb(path, image)
+        opened = _open(path, io.BytesIO(content), max_pixels)
+        if opened.format in _JPEG and (scale := _jpeg_scale(opened.height, opened.width, min_short_side)) > 1:
+            opened.draft(None, (opened.width // scale, opened.height // scale))
+        opened.load()
+        return _to_rgb(path, opened)
+
+
+def _read_bytes(path: str | Path) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (pathlib is slow compared with the decoder)
+            return file.read()
+    except OSError as error:
+        raise UnreadableImage(path, error.strerror or str(error)) from error
 
 
 def rgb_of(image: Image.Image) -> RGB:
@@ -131,9 +124,8 @@ def _named_errors(path: str | Path) -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise UnreadableImage(path, "not an image in a supported format, whatever its suffix") from error
     except _PILLOW_ERRORS as error:
-        raise UnreadableImage(
-            path, f"the file is broken or truncated ({str(error) or type(error).__name__})"
-        ) from error
+        reason = f"the file is broken or truncated ({str(error) or type(error).__name__})"
+        raise UnreadableImage(path, reason) from error
 
 
 def _is_dicom(path: str | Path, start: bytes) -> bool:
@@ -245,11 +237,8 @@ def _scale_to_8_bits(path: str | Path, values: npt.NDArray[np.generic]) -> RGB:
     low, high = float(values.min()), float(values.max())
     white = 1.0 if values.dtype.kind == "f" else 65535.0
     if not (low >= 0 and high <= white):
-        raise UnreadableImage(
-            path,
-            f"its pixels range from {low:g} to {high:g}, expected 0 (black) to {white:g} (white). "
-            "Save it with 8 or 16 bits per channel",
-        )
+        found, expected = f"its pixels range from {low:g} to {high:g}", f"0 (black) to {white:g} (white)"
+        raise UnreadableImage(path, f"{found}, expected {expected}. Save it with 8 or 16 bits per channel")
     return np.rint(values.astype(np.float64) * (255.0 / white)).astype(np.uint8)
 
 
@@ -259,12 +248,9 @@ def grey_to_rgb(grey: npt.NDArray[np.uint8]) -> RGB:
 
 
 def _read_dicom(path: str | Path, file: BinaryIO, max_pixels: int) -> RGB:
-    """Return the image in a DICOM file as a viewer shows it.
-
-    Grey images pass through the modality LUT or rescale slope and intercept, then the first window or, without a
-    window, the VOI LUT. Without either, the range of the pixels is scaled to black and white. MONOCHROME1, where zero
-    is white, is inverted last. Several frames are refused, because the label may belong to any of them.
-    """
+    """Return the image in a DICOM file as a viewer shows it. Grey images pass through the modality LUT or rescale slope
+    and intercept, then the first window or, without one, the VOI LUT; without either, the range of the pixels is
+    scaled to black and white. MONOCHROME1, where zero is white, is inverted last."""
     header = _dicom_header(path, file, max_pixels)
     from pydicom.pixels import pixel_array
 
@@ -290,7 +276,7 @@ def _dicom_header(path: str | Path, file: BinaryIO, max_pixels: int) -> Any:
         raise UnreadableImage(path, f"not a DICOM file, or truncated ({error})") from error
     if missing:
         raise UnreadableImage(path, f"this DICOM file contains no image (no {', '.join(missing)})")
-    if frames > 1:
+    if frames > 1:  # the label may belong to any of them
         raise UnreadableImage(path, f"multi-frame DICOM ({frames} frames). Save the labelled frame as its own file")
     _check_size(path, height, width, max_pixels)
     return header
@@ -344,12 +330,8 @@ def _to_uint8(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[
 
 def read_resized(image: str | Path | bytes, short_side: int, max_pixels: int = MAX_PIXELS) -> RGB:
     """Return an image file, or the content of one, as upright RGB, uint8 [H, W, 3], with the given short side."""
-    large_enough = _REDUCING_GAP * short_side
-    if isinstance(image, bytes):
-        pixels = decode_image(image, "image", min_short_side=large_enough, max_pixels=max_pixels)
-        return to_short_side(pixels, short_side, max_pixels=max_pixels)
-    pixels = read_image(image, min_short_side=large_enough, max_pixels=max_pixels)
-    return to_short_side(pixels, short_side, image, max_pixels)
+    pixels = read_image(image, min_short_side=_REDUCING_GAP * short_side, max_pixels=max_pixels)
+    return to_short_side(pixels, short_side, "image" if isinstance(image, bytes) else image, max_pixels)
 
 
 def to_short_side(pixels: RGB, short_side: int, path: str | Path = "image", max_pixels: int = MAX_PIXELS) -> RGB:
@@ -372,11 +354,8 @@ def resized_shape(height: int, width: int, short_side: int) -> tuple[int, int]:
 
 
 def resize(pixels: RGB, height: int, width: int) -> RGB:
-    """Resize [H, W, 3] to [height, width, 3], bicubic and antialiased.
-
-    torch agrees with Pillow to within one level and is four times as fast. Where torch is not imported (a deployed
-    model in another engine), sparse products give the same bits several times slower.
-    """
+    """Resize [H, W, 3] to [height, width, 3], bicubic and antialiased: with torch, or where it is not imported (a
+    deployed model in another engine) with sparse products, which give the same bits several times slower."""
     if pixels.shape[:2] == (height, width):
         return pixels
     if "torch" not in sys.modules:

@@ -8,9 +8,8 @@ augmentation of a batch on (seed, epoch, step). Both are computed for the global
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cclnet.data.augment import sample_parameters
-from cclnet.data.parallel import available_cores
+from cclnet.data.parallel import available_cores, in_advance
 from cclnet.errors import InputError
 from cclnet.settings import AugmentSettings
 
@@ -36,13 +35,11 @@ PADDING_LIMIT = 4.0  # warn when the frame around all images has more than this 
 
 
 class Batch(NamedTuple):
-    """The rows of one rank in a batch, on the device.
+    """The rows of one rank in a batch, on the device."""
 
-    ``crops`` are the input of ``augment`` (training) or ``normalise`` (evaluation). With mixup or cutmix there is one
-    more in front, whose label and row are not in the batch.
-    """
-
-    crops: Tensor  # uint8 [n, h, w, 3]
+    # Input of `augment` (training) or `normalise` (evaluation), uint8 [n, h, w, 3]. With mixup or cutmix there is one
+    # more in front, whose label and row are not in the batch.
+    crops: Tensor
     parameters: Tensor | None  # the table that `augment` takes; None in evaluation
     labels: Tensor  # class indices, int64 [n]; or float32 [n, K] for multi-label data or mixed images
     weight: Tensor | None  # sample weights, float32 [n]
@@ -53,13 +50,9 @@ class Loader:
     """Batches of the images in ``rows``.
 
     With ``augment`` it is a training loader: a new order every epoch, random crops, and only full batches, so that
-    every batch has one shape (which images are dropped changes with the order). A set smaller than one batch is one
-    batch. Without ``augment`` it is an evaluation loader: images in the order of ``rows``, central crops, each image
-    once on one rank; the ranks concatenated give the order of ``rows``.
-
-    ``balanced`` samples an epoch with replacement, every class equally often (in multi-label data an image as often as
-    its rarest label requires). ``resident`` keeps the pixels on the device; None does so where they fit into 60% of
-    the free device memory (on a CPU they are used in place).
+    every batch has one shape. A set smaller than one batch is one batch. Without ``augment`` it is an evaluation
+    loader: images in the order of ``rows``, central crops, each image once on one rank; the ranks concatenated give
+    the order of ``rows``.
     """
 
     def __init__(
@@ -73,10 +66,10 @@ class Loader:
         crop: int | None = None,  # side of the crop, where augment does not give it
         num_classes: int | None = None,  # needed for mixing class indices (mixup, cutmix)
         weights: npt.NDArray[np.floating[Any]] | None = None,  # of all images [N], passed on in the batches
-        balanced: bool = False,
+        balanced: bool = False,  # sample an epoch with replacement, every class equally often
         seed: int = 0,  # of order and augmentation
         device: torch.device | str = "cpu",
-        resident: bool | None = None,
+        resident: bool | None = None,  # keep the pixels on the device; None: on a GPU, where they fit
         workers: int | None = None,  # threads that prefetch while streaming; default: four on a GPU, one on a CPU
         rank: int = 0,
         world_size: int = 1,
@@ -200,8 +193,7 @@ class Loader:
                 f"batch_size counts the images of all {self.world_size} processes and must be a multiple of their "
                 f"number, got {batch_size}. Try {near}."
             )
-        if self.labels.ndim != 2:
-            self._check_class_indices()
+        self._check_labels()
         sides = np.minimum(self.images.heights[self.rows], self.images.widths[self.rows])
         if (small := sides < self.crop).any() and not (self.augment and self.augment.resized_crop):
             least = self.rows[sides.argmin()]
@@ -211,12 +203,12 @@ class Loader:
                 f"with short_side of at least {self.crop}, or set crop to at most {sides.min()}."
             )
 
-    def _check_class_indices(self) -> None:
+    def _check_labels(self) -> None:
+        if self.labels.ndim == 2:
+            return
         if not np.issubdtype(self.labels.dtype, np.integer) or self.labels.ndim != 1:
-            raise InputError(
-                "labels must be class indices [N] or zeros and ones [N, K], got "
-                f"{self.labels.dtype} {list(self.labels.shape)}."
-            )
+            got = f"{self.labels.dtype} {list(self.labels.shape)}"
+            raise InputError(f"labels must be class indices [N] or zeros and ones [N, K], got {got}.")
         if self.augment and self.augment.mixes:
             if self.num_classes is None:
                 raise InputError("mixup and cutmix need num_classes to mix class indices.")
@@ -404,10 +396,9 @@ def upload(array: npt.NDArray[Any] | Tensor, device: torch.device) -> Tensor:
 def prefetch(
     make: Callable[[int], Item], steps: range, workers: int, stream: torch.cuda.Stream | None = None
 ) -> Iterator[Item]:
-    """Yield ``make(step)`` for each step, in order, computed some steps in advance.
-
-    With ``workers`` threads as many steps in advance; without threads one step, which on a GPU is queued beside the
-    work on the previous step. With a ``stream`` all is made on it, and the current stream (not the host) waits for it.
+    """Yield ``make(step)`` for each step, in order: computed as many steps in advance as there are ``workers`` threads;
+    without threads one step, which on a GPU is queued beside the work on the previous step. With a ``stream`` all is
+    made on it, and the current stream (not the host) waits for it.
 
     >>> list(prefetch(lambda step: (step, step**2), range(2, 5), workers=2))
     [(2, 4), (3, 9), (4, 16)]
@@ -431,20 +422,14 @@ def prefetch(
 
 def _in_advance(make: Callable[[int], Item], steps: range, workers: int) -> Iterator[Item]:
     if workers == 0:
-        made: deque[Item] = deque()
+        made: list[Item] = []
         for step in steps:
             made.append(make(step))
             if len(made) > 1:
-                yield made.popleft()
+                yield made.pop(0)
         yield from made
         return
-    waiting: deque[Future[Item]] = deque()
     # One torch thread per worker: workers make different batches, and training needs the cores. Leaving the block (at
     # the end, or when the iterator is closed early) waits for the few batches in progress.
     with ThreadPoolExecutor(workers, "prefetch", initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for step in steps:
-            waiting.append(pool.submit(make, step))
-            if len(waiting) > workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        yield from in_advance(lambda step: pool.submit(make, step), steps, workers + 1)

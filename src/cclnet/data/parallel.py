@@ -21,6 +21,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FORKS = sys.platform == "linux"
 _LARGEST_CHUNK = 32
@@ -41,12 +42,10 @@ def process_chunks(
     work: Callable[[list[int]], Result], rows: Sequence[int], workers: int, done: Callable[[Result], object]
 ) -> None:
     """Call ``work`` on chunks of ``rows`` in parallel, and ``done`` in this process with each result as it completes.
-
-    On Linux the workers are forked processes, because Pillow holds the GIL while it decodes WebP and so do the steps
-    between decodes. Forked workers inherit ``work`` without pickling and do not import the main module again. They
-    must not use the GPU. On other systems, and in daemon processes, the workers are threads.
-
     An exception in a worker is raised here after the other workers have stopped.
+
+    On Linux the workers are forked processes, because Pillow holds the GIL while it decodes WebP. They inherit ``work``
+    without pickling and must not use the GPU. On other systems, and in daemon processes, the workers are threads.
     """
     size = max(1, min(_LARGEST_CHUNK, len(rows) // (4 * workers)))
     chunks = [list(rows[start : start + size]) for start in range(0, len(rows), size)]
@@ -62,13 +61,18 @@ def in_order(
     """Yield the result of ``work`` for each chunk, in order, computed in parallel by the same kind of workers. At most
     ``prefetch`` results are computed in advance, to bound the memory. The workers stop when the iterator is closed."""
     with _worker_pool(work, workers) as submit:
-        waiting: deque[Future[Result]] = deque()
-        for chunk in chunks:
-            waiting.append(submit(chunk))
-            if len(waiting) >= prefetch:
-                yield waiting.popleft().result()
-        while waiting:
+        yield from in_advance(submit, chunks, prefetch)
+
+
+def in_advance(submit: Callable[[Item], Future[Result]], items: Iterable[Item], count: int) -> Iterator[Result]:
+    """Yield the results of the submitted items in order, with ``count`` submitted at a time."""
+    waiting: deque[Future[Result]] = deque()
+    for item in items:
+        waiting.append(submit(item))
+        if len(waiting) >= count:
             yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 @contextmanager

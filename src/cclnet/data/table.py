@@ -15,6 +15,13 @@ import pandas as pd
 from cclnet.errors import InputError
 from cclnet.runs.split_file import SPLITS
 
+SPLIT_NAMES = {
+    "train": "train", "training": "train",
+    "calibration": "calibration", "calib": "calibration",
+    "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+
 
 def listed(names: Sequence[object], limit: int = 8) -> str:
     """Join the first few of many names.
@@ -89,11 +96,8 @@ class ImageTable:
         """Return the table of the given rows, in their order."""
         images = self.images[rows] if isinstance(self.images, np.ndarray) else [self.images[i] for i in rows]
         return replace(
-            self,
-            names=[self.names[i] for i in rows],
-            images=images,
-            labels=self.labels[rows],
+            self, names=[self.names[i] for i in rows], images=images, labels=self.labels[rows],
             groups=None if self.groups is None else self.groups[rows],
             splits=None if self.splits is None else self.splits[rows],
             extra=self.extra if self.extra.empty else self.extra.iloc[rows].reset_index(drop=True),
-        )
+        )  # fmt: skip

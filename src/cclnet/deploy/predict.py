@@ -20,7 +20,7 @@ from PIL import Image
 from cclnet.data.image_io import SUFFIXES, UnreadableImage
 from cclnet.data.parallel import available_cores, counting_images, in_order
 from cclnet.data.sources import manifest, open_data
-from cclnet.data.sources.image_files import below, image_files, locate
+from cclnet.data.sources.source import below, image_files, locate
 from cclnet.data.table import ImageTable
 from cclnet.deploy.engines import prepare, torch_device
 from cclnet.deploy.explain import overlay
@@ -28,7 +28,6 @@ from cclnet.deploy.predictor import FILES, Model, Prediction, load
 from cclnet.errors import InputError
 from cclnet.files import make_folder, write_whole
 from cclnet.runs.model import ModelDescription
-from cclnet.settings import DataOptions
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -128,8 +127,7 @@ def _label_columns(sheet: Path, rows: pd.DataFrame, image: str) -> dict[str, lis
     with contextlib.suppress(InputError):
         asked = "label" if "label" in known else None  # it wins over other candidates
         found = manifest.find_label_columns(sheet, rows, asked, {image, group, split})
-        used = manifest.Columns(image, found, group, split)
-        labels, classes, labelled = manifest.labels_of(sheet, rows, used, DataOptions())
+        labels, classes, labelled = manifest.labels_of(sheet, rows, found)
         if labelled.any():
             texts = _label_texts(labels, classes)
             columns["label"] = [text if known else "" for text, known in zip(texts, labelled, strict=True)]

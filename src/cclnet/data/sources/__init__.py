@@ -1,7 +1,4 @@
-"""Data sources: each known layout is read to an :class:`~cclnet.data.table.ImageTable`.
-
-To add a layout, write a module with a :class:`Source` and add it to ``SOURCES``.
-"""
+"""Data sources: each layout in ``SOURCES`` is read to an :class:`~cclnet.data.table.ImageTable`."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from cclnet.data.sources import folders, isic, manifest, medmnist
-from cclnet.data.sources.image_files import below, image_files, subfolders
-from cclnet.data.sources.source import Source
+from cclnet.data.sources.source import Source, below, image_files, subfolders
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions, build_settings
 
 __all__ = ["SOURCES", "Source", "open_data"]
 
+# To add a layout, write a module with a Source and name it here.
 SOURCES: dict[str, Source] = {
     "isic": isic.ISIC,
     "ham10000": isic.HAM10000,

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cclnet.data.sources.image_files import below, image_files, normalise_unicode, subfolders
-from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, finish
-from cclnet.data.table import ImageTable
+from cclnet.data.sources.source import Source, SourceNotes, below, encode, finish, image_files, nfc, subfolders
+from cclnet.data.table import SPLIT_NAMES, ImageTable
 from cclnet.errors import InputError
 from cclnet.settings import DataOptions
 
@@ -39,9 +38,12 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     unlabelled: list[str] = []
     for file in image_files(path, follow_links=options.follow_links):
         name = below(path, file).replace(os.sep, "/")
-        split, label = _split_and_class(name.split("/")[:-1], has_splits)
-        if label:
-            rows.append((name, label, split))
+        split, above = "", name.split("/")[:-1]
+        if has_splits:
+            split = SPLIT_NAMES.get(above[0].lower(), "") if above else ""
+            above = above[1:] if split else []
+        if above and not _NOT_A_CLASS.match(above[0]):
+            rows.append((name, nfc(above[0]), split))
         else:
             unlabelled.append(name)
     notes.exclude("images without a label (in no class folder)", unlabelled)
@@ -50,16 +52,6 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     splits = np.array([split for _, _, split in rows], dtype=np.str_) if has_splits else None
     table = ImageTable(SOURCE.title, path, names, [path / name for name in names], codes, classes, splits=splits)
     return finish(table, notes, options.strict)
-
-
-def _split_and_class(above: list[str], has_splits: bool) -> tuple[str, str]:
-    """Return split and class from the folders above an image; no class for an image beside the class folders."""
-    split = ""
-    if has_splits:
-        split = SPLIT_NAMES.get(above[0].lower(), "") if above else ""
-        above = above[1:] if split else []
-    label = above[0] if above and not _NOT_A_CLASS.match(above[0]) else ""
-    return split, normalise_unicode(label)
 
 
 def _split_folders(path: Path) -> list[Path]:

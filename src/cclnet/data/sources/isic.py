@@ -1,11 +1,9 @@
 """ISIC challenge folders of 2018 (task 3) and 2019, and HAM10000, the training images of ISIC 2018.
 
 A challenge folder has images in ``..._Input`` and labels in ``..._GroundTruth``. The label AK of 2019 is read as AKIEC
-of 2018, so that a model of one can be evaluated on the other. File names of 2019 may end in ``_downsampled``.
-
-HAM10000, as Kaggle and the Harvard Dataverse ship it, has one metadata file (7 or 8 columns, commas or tabs, with or
-without suffix) and images anywhere below it. The test images of ISIC 2018, which the Dataverse also ships, have a
-ground truth of the same columns; with both files the images have the splits train and test.
+of 2018, so that a model of one can be evaluated on the other. HAM10000, as Kaggle and the Harvard Dataverse ship it,
+has a metadata file and images anywhere below it. The test images of ISIC 2018, which the Dataverse also ships, have a
+file of the same columns; with both files the images have the splits train and test.
 """
 
 from __future__ import annotations
@@ -18,10 +16,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from cclnet.data.sources.image_files import ImagesByStem, below, image_files, normalise_unicode, plain_files, subfolders
 from cclnet.data.sources.manifest import TEXT_SUFFIXES, read_columns, read_sheet
-from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, fill_groups, finish
-from cclnet.data.table import ImageTable, listed
+from cclnet.data.sources.source import (
+    ImagesByStem,
+    Source,
+    SourceNotes,
+    below,
+    encode,
+    finish,
+    image_files,
+    nfc,
+    plain_files,
+    subfolders,
+)
+from cclnet.data.table import SPLIT_NAMES, ImageTable, listed
 from cclnet.errors import InputError
 from cclnet.settings import DataOptions
 
@@ -66,7 +74,7 @@ def _read_isic(path: Path, options: DataOptions) -> ImageTable:
     classes = tuple(name for name in CLASSES if name in columns)
     extra = _read_metadata(layout).reindex(names).fillna("").reset_index(drop=True)
     labels = np.array([classes.index(label) for label in rows["label"]], dtype=np.int64)
-    groups = fill_groups(extra["lesion_id"].tolist(), names, notes) if "lesion_id" in extra else None
+    groups = notes.fill_groups(extra["lesion_id"].tolist(), names) if "lesion_id" in extra else None
     splits = None if (rows["split"] == "").any() else rows["split"].to_numpy(dtype=np.str_)
     extra = extra.drop(columns="lesion_id", errors="ignore")
     table = ImageTable(ISIC.title, layout.root, names, files, labels, classes, groups, splits, extra)
@@ -126,7 +134,7 @@ def _read_truth(truth: Path, notes: SourceNotes) -> pd.DataFrame:
     one_class = np.isin(marks, (0.0, 1.0)).all(axis=1) & (np.nansum(marks, axis=1) == 1)
     label = np.where(one_class, np.array(columns, dtype=object)[np.nan_to_num(marks).argmax(axis=1)], "")
     split = _SPLIT.search(truth.name)
-    rows = pd.DataFrame({"image": sheet["image"].map(normalise_unicode), "label": label})
+    rows = pd.DataFrame({"image": sheet["image"].map(nfc), "label": label})
     notes.exclude(f"rows of {truth.name} that do not mark exactly one class", rows["image"][~one_class].tolist())
     return rows.assign(split=SPLIT_NAMES[split[0].lower()] if split else "", truth=str(truth))
 
@@ -220,7 +228,7 @@ def _read_ham(path: Path, options: DataOptions) -> ImageTable:
     notes = SourceNotes()
     read = [read_sheet(sheet).assign(split="test" if "test" in sheet.name.lower() else "train") for sheet in sheets]
     rows = pd.concat(read, ignore_index=True).fillna("")
-    rows["image_id"] = rows["image_id"].map(normalise_unicode)
+    rows["image_id"] = rows["image_id"].map(nfc)
     # The same metadata is often there twice, with and without suffix.
     rows = rows.drop_duplicates(["image_id", "dx", "lesion_id"])
     if repeated := sorted(set(rows["image_id"][rows["image_id"].duplicated()])):
@@ -233,7 +241,7 @@ def _read_ham(path: Path, options: DataOptions) -> ImageTable:
     rows, files = _with_one_file(rows, [images.find(name) for name in rows["image_id"]], "image_id", notes)
     names = rows["image_id"].tolist()
     labels, classes = encode(rows["dx"].str.upper().tolist(), CLASSES)
-    groups, splits = fill_groups(rows["lesion_id"].tolist(), names, notes), rows["split"].to_numpy(dtype=np.str_)
+    groups, splits = notes.fill_groups(rows["lesion_id"].tolist(), names), rows["split"].to_numpy(dtype=np.str_)
     extra = rows.drop(columns=[*_HAM_COLUMNS, "split"])
     table = ImageTable(HAM10000.title, root, names, files, labels, classes, groups, splits, extra)
     return finish(table, notes, options.strict)

@@ -11,7 +11,6 @@ import io
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cclnet.data.sources.image_files import below, images_beside, locate, plain_files
-from cclnet.data.sources.source import SPLIT_NAMES, Source, SourceNotes, encode, fill_groups, finish
-from cclnet.data.table import ImageTable, listed
+from cclnet.data.sources.source import Source, SourceNotes, below, encode, finish, images_beside, locate, plain_files
+from cclnet.data.table import SPLIT_NAMES, ImageTable, listed
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions
 
+# Labels, class names, and which rows have a label.
+Labels = tuple[npt.NDArray[np.int64] | npt.NDArray[np.uint8], tuple[str, ...], npt.NDArray[np.bool_]]
 TEXT_SUFFIXES = (".csv", ".tsv", ".tab", ".txt", "")
 PARQUET_SUFFIXES = (".parquet", ".pq")
 SUFFIXES = (".csv", ".tsv", ".tab", *PARQUET_SUFFIXES)
@@ -40,18 +40,6 @@ SPLIT = ("split", "part", "partition", "subset", "set")
 _LABEL = ("label", "labels", "class", "class_name", "category", "target", "dx", "diagnosis", "finding_labels")
 _SEPARATORS = ("|", ";")
 _MARKS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
-
-
-@dataclass(frozen=True)
-class Columns:
-    image: str
-    labels: tuple[str, ...]  # one column of class names, or several of zeros and ones
-    group: str | None
-    split: str | None
-
-    @property
-    def used(self) -> list[str]:
-        return [column for column in (self.image, *self.labels, self.group, self.split) if column]
 
 
 def find(path: Path) -> list[Path]:
@@ -73,16 +61,16 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     group = find_column(sheet, known, options.group_column, GROUP)
     split = find_column(sheet, known, options.split_column, SPLIT)
     label_columns = find_label_columns(sheet, rows, options.label_column, {image, group, split})
-    columns = Columns(image, label_columns, group, split)
+    used = [column for column in (image, *label_columns, group, split) if column]
     notes = SourceNotes()
-    rows = rows.drop_duplicates(columns.used)
+    rows = rows.drop_duplicates(used)
     named = (rows[image] != "").to_numpy()
     if (repeated := rows[image].duplicated() & named).any():
         raise InputError(
             f"{sheet}: images have several rows that differ: {listed(sorted(set(rows[image][repeated])))}. "
             "Put several labels of one image in one row (A|B), or in columns of zeros and ones."
         )
-    labels, classes, labelled = labels_of(sheet, rows, columns, options)
+    labels, classes, labelled = labels_of(sheet, rows, label_columns, options.label_separator)
     files = locate(root, rows[image], follow_links=options.follow_links)
     count = np.array([len(several) for several in files], dtype=np.int64)
     notes.exclude("rows without the name of an image (row)", [i + 2 for i in rows.index[~named]])
@@ -97,9 +85,9 @@ def read(path: Path, options: DataOptions) -> ImageTable:
         raise InputError(f"{sheet}: several rows refer to the same file: {listed(twice)}. Remove all but one.")
     rows = rows.iloc[kept].reset_index(drop=True)
     names = rows[image].tolist()
-    groups = None if group is None else fill_groups(rows[group].tolist(), names, notes)
+    groups = None if group is None else notes.fill_groups(rows[group].tolist(), names)
     splits = None if split is None else _splits(sheet, rows[split])
-    images, extra = [Path(path) for path in paths], rows.drop(columns=columns.used)
+    images, extra = [Path(path) for path in paths], rows.drop(columns=used)
     table = ImageTable(SOURCE.title, root, names, images, labels[kept], classes, groups, splits, extra)
     return finish(table, notes, options.strict)
 
@@ -168,15 +156,13 @@ def find_label_columns(
     return tuple(marked)
 
 
-def labels_of(
-    sheet: Path, rows: pd.DataFrame, columns: Columns, options: DataOptions
-) -> tuple[npt.NDArray[np.int64] | npt.NDArray[np.uint8], tuple[str, ...], npt.NDArray[np.bool_]]:
-    """Return labels, class names, and which rows have a label."""
-    if len(columns.labels) > 1:
-        return _marked_labels(sheet, rows, columns.labels)
-    cells: list[str] = rows[columns.labels[0]].tolist()
+def labels_of(sheet: Path, rows: pd.DataFrame, columns: tuple[str, ...], separator: str | None = None) -> Labels:
+    """Read one column of class names, or several of zeros and ones."""
+    if len(columns) > 1:
+        return _marked_labels(sheet, rows, columns)
+    cells: list[str] = rows[columns[0]].tolist()
     labelled = np.array([cell != "" for cell in cells], dtype=np.bool_)
-    separator = options.label_separator or next((s for s in _SEPARATORS if any(s in cell for cell in cells)), None)
+    separator = separator or next((s for s in _SEPARATORS if any(s in cell for cell in cells)), None)
     pieces = ([cell] if separator is None else cell.split(separator) for cell in cells)
     split = [[name for piece in several if (name := piece.strip())] for several in pieces]
     _, classes = encode([name for names in split for name in names])
@@ -189,9 +175,7 @@ def labels_of(
     return labels, classes, labelled
 
 
-def _marked_labels(
-    sheet: Path, rows: pd.DataFrame, columns: tuple[str, ...]
-) -> tuple[npt.NDArray[np.int64] | npt.NDArray[np.uint8], tuple[str, ...], npt.NDArray[np.bool_]]:
+def _marked_labels(sheet: Path, rows: pd.DataFrame, columns: tuple[str, ...]) -> Labels:
     """Read columns of zeros and ones: single-label if every row has exactly one 1, else multi-label."""
     marks = np.zeros((len(rows), len(columns)), dtype=np.uint8)
     labelled = np.ones(len(rows), dtype=np.bool_)

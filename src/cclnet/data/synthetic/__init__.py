@@ -2,13 +2,11 @@
 
 Every class has a position in appearance space (``rendering.AXES``), and its lesions are distributed around it. The
 distance between two positions defines the similarity of two classes, the ground truth against which learned soft
-labels are checked; no set of real images has one. The classes are letters and stand for no diagnosis. There are close
-pairs, clusters and distant pairs. The similarity is independent of the order of the classes and, with the imbalance of
-ISIC 2018, of class frequency, so a method cannot recover it by counting images.
+labels are checked. It is independent of the order of the classes and, with the imbalance of ISIC 2018, of class
+frequency, so a method cannot recover it by counting images. The classes are letters and stand for no diagnosis.
 
-An image of the multi-label set shows lesions of no, one or several classes side by side. Which classes occur together
-is known as well, and has almost no rank correlation with the similarity: a method that mistakes co-occurrence for
-visual similarity is detected.
+An image of the multi-label set shows lesions of no, one or several classes. Their co-occurrence is known as well, and
+has almost no rank correlation with the similarity: a method that mistakes one for the other is detected.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,35 +58,25 @@ class _SharedSettings:
         problems = [outside(name, getattr(self, name), *between) for name, between in {**shared, **limits}.items()]
         if problem := " ".join(filter(None, problems)):
             raise InputError(f"synthetic images: {problem}")
-        if not 0 <= self.spread <= 1:
-            raise self._overlap_error()
+        if isinstance(self.overlap, str):
+            if self.overlap not in OVERLAPS:
+                raise unknown("overlap", self.overlap, OVERLAPS)
+        elif not isinstance(self.overlap, Real) or isinstance(self.overlap, bool) or not 0 <= self.overlap <= 1:
+            raise InputError(f"overlap must be {', '.join(OVERLAPS)} or a number from 0 to 1, got {self.overlap!r}.")
 
     @property
     def spread(self) -> float:
         """The overlap as a standard deviation."""
-        if isinstance(self.overlap, str):
-            if self.overlap not in OVERLAPS:
-                raise unknown("overlap", self.overlap, OVERLAPS)
-            return OVERLAPS[self.overlap]
-        if not isinstance(self.overlap, Real) or isinstance(self.overlap, bool):
-            raise self._overlap_error()
-        return float(self.overlap)
-
-    def _overlap_error(self) -> InputError:
-        return InputError(f"overlap must be {', '.join(OVERLAPS)} or a number from 0 to 1, got {self.overlap!r}.")
+        return OVERLAPS[self.overlap] if isinstance(self.overlap, str) else float(self.overlap)
 
 
 @dataclass(frozen=True)
 class SyntheticSettings(_SharedSettings):
-    """Settings of the synthetic set.
+    """Settings of the synthetic set."""
 
-    ``imbalance``: False for equal classes, "isic2018" (or True) for the class ratios of ISIC 2018, or one number per
-    class, its share of the images. ``images_per_group``: maximum number of photographs of one lesion; about two thirds
-    of the lesions have one.
-    """
-
+    # False for equal classes, "isic2018" (or True) for the class ratios of ISIC 2018, or the share of each class.
     imbalance: bool | str | Sequence[float] = False
-    images_per_group: int = 3
+    images_per_group: int = 3  # maximum number of photographs of one lesion; about two thirds of the lesions have one
 
     def __post_init__(self) -> None:
         self._check(images_per_group=(1, 100))
@@ -145,9 +133,8 @@ class MultilabelSettings(_SharedSettings):
         self._check()
         self._check(most=(1, min(MAX_LABELS, self.classes)))
         if not isinstance(self.empty, Real) or isinstance(self.empty, bool) or not 0 <= self.empty < 1:
-            raise InputError(
-                f"synthetic images: empty, the share of images without a label, must lie in [0, 1), got {self.empty!r}."
-            )
+            expected = "empty, the share of images without a label, must lie in [0, 1)"
+            raise InputError(f"synthetic images: {expected}, got {self.empty!r}.")
 
 
 def outside(name: str, value: Any, low: int, high: int | None) -> str | None:
@@ -170,17 +157,13 @@ def class_names(num_classes: int) -> tuple[str, ...]:
 
 
 def class_positions(num_classes: int) -> npt.NDArray[np.float64]:
-    """Return the class positions in appearance space, [K, 6], each axis from 0.1 to 0.9.
-
-    The R sequence (multiples of the powers of 1/g, g⁷ = g + 1) fills the space evenly. From the fourth on, every other
-    class is then moved close to an earlier one, which makes clusters. The position of a class does not depend on K. The
-    start of the sequence was chosen so that for seven classes the similarity is uncorrelated with the order of the
-    classes and with the class counts of ISIC 2018.
-    """
+    """Return the class positions in appearance space, [K, 6], each axis from 0.1 to 0.9: an R sequence (multiples of
+    the powers of 1/g, g⁷ = g + 1) in which, from the fourth on, every other class is moved close to an earlier one."""
     golden = 1.0
     for _ in range(64):
         golden = (1 + golden) ** (1 / (len(AXES) + 1))
     steps = golden ** -np.arange(1.0, len(AXES) + 1)
+    # With a start of 0.57 the similarity of seven classes is uncorrelated with their order and with ISIC2018_COUNTS.
     positions = 0.1 + 0.8 * ((0.57 + np.outer(np.arange(1, num_classes + 1), steps)) % 1)
     for k in range(3, num_classes, 2):
         positions[k] = positions[k // 3] + 0.35 * (positions[k] - positions[k // 3])
@@ -189,8 +172,7 @@ def class_positions(num_classes: int) -> npt.NDArray[np.float64]:
 
 def known_similarity(num_classes: int = 7) -> npt.NDArray[np.float64]:
     """Return the true similarity of the classes, ``exp(−|a_i − a_j|² / 2w²)`` of their positions, w = 0.4, [K, K].
-
-    It is symmetric, 1 on the diagonal and below 1 elsewhere. Compare by rank only.
+    Compare by rank only.
 
     >>> known_similarity(3).round(2)
     array([[1.  , 0.1 , 0.22],
@@ -227,16 +209,11 @@ def _photographs(settings: SyntheticSettings) -> Iterator[tuple[str, str, int, F
 
 
 def _render_all(
-    function: Callable[..., npt.NDArray[np.uint8]],
-    parameters: Sequence[npt.NDArray[Any]],
-    size: int,
-    workers: int | None,
-) -> npt.NDArray[np.uint8]:
+    function: Callable[..., rendering.Pixels], parameters: Sequence[npt.NDArray[Any]], size: int, workers: int | None
+) -> rendering.Pixels:
     """Call a rendering function on batches of its parameters, [N, ...] each, in parallel threads, [N, S, S, 3]."""
     images = np.empty((len(parameters[0]), size, size, 3), np.uint8)
-    batch = math.ceil(
-        2**16 / max(size, rendering.FINEST) ** 2
-    )  # small, so that the planes stay in the processor's cache
+    batch = math.ceil(2**16 / max(size, rendering.FINEST) ** 2)  # small, so that the planes stay in the CPU cache
 
     def fill(start: int) -> None:
         rows = slice(start, start + batch)
@@ -264,10 +241,8 @@ def synthetic(settings: SyntheticSettings | None = None, workers: int | None = N
 
 
 def co_occurrence_weights(num_classes: int = 7) -> npt.NDArray[np.float64]:
-    """Return the weights with which classes are sampled together, [K, K]: zero diagonal, rows sum to 1.
-
-    The classes form a ring, and the weight falls with the steps between two classes, so all rows have the same values
-    in another order.
+    """Return the weights with which classes are sampled together, [K, K]: zero diagonal, rows sum to 1. The classes
+    form a ring, and the weight falls with the steps between two classes.
 
     >>> co_occurrence_weights(4).max(axis=1).round(2)
     array([0.44, 0.44, 0.44, 0.44])
@@ -313,26 +288,16 @@ def co_occurrence(labels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
     return together / np.maximum(together.diagonal(), 1.0)[:, None]
 
 
-class _Picture(NamedTuple):
-    """The parameters of one image. Lesions that are not shown have parameters too, so that all shapes are equal."""
-
-    classes: list[int]
-    latents: Floats
-    lesions: Floats
-    spots: Floats
-    shown: Marks
-    view: Floats
-
-
-def _picture(settings: MultilabelSettings, number: int) -> _Picture:
-    """Return image ``number``, which does not depend on the number of images or on other images."""
+def _picture(settings: MultilabelSettings, number: int) -> tuple[list[int], Floats, Floats, Floats, Marks, Floats]:
+    """Return the classes of image ``number`` and the parameters of ``render_several``. They do not depend on other
+    images. Lesions that are not shown have parameters too, so that all shapes are equal."""
     generator = np.random.default_rng((settings.seed, number))
     classes = _label_set(settings, generator)
     shown = np.arange(settings.most) < len(classes)
     positions = class_positions(settings.classes)[[*classes, *[0] * (settings.most - len(classes))]]
     latents = (positions + settings.spread * generator.standard_normal(positions.shape)).clip(0, 1).astype(np.float32)
     lesions, spots = (np.stack([random_row(shapes, generator) for _ in shown]) for shapes in (LESION, SPOT))
-    return _Picture(classes, latents, lesions, spots, shown, random_row(VIEW, generator))
+    return classes, latents, lesions, spots, shown, random_row(VIEW, generator)
 
 
 def _label_set(settings: MultilabelSettings, generator: np.random.Generator) -> list[int]:
@@ -357,11 +322,11 @@ def synthetic_multilabel(settings: MultilabelSettings | None = None, workers: in
     ((4, 7), True)
     """
     settings = settings or MultilabelSettings()
-    pictures = [_picture(settings, number) for number in range(settings.images)]
+    classes, *columns = zip(*(_picture(settings, number) for number in range(settings.images)), strict=True)
     labels = np.zeros((settings.images, settings.classes), np.uint8)
-    for row, picture in zip(labels, pictures, strict=True):
-        row[picture.classes] = 1
-    parameters = [np.stack(column) for column in zip(*(picture[1:] for picture in pictures), strict=True)]
+    for row, shown in zip(labels, classes, strict=True):
+        row[shown] = 1
+    parameters = [np.stack(column) for column in columns]
     images = _render_all(rendering.render_several, parameters, settings.size, workers)
     names = [f"skin{number:06d}" for number in range(settings.images)]
     root = Path("synthetic-multilabel")

@@ -2,9 +2,8 @@
 
 A lesion has a position on the appearance ``AXES``, each from 0 to 1, and random parameters (``LESION``: positions of
 notches, dots and so on). A photograph adds a random view (``VIEW``: rotation, zoom, light, hairs). Coordinates span
-−1 to 1 over the image, so the same parameters give the same lesion at any size. Absorption follows Beer and Lambert:
-the image is the skin colour times ``exp(−melanin − blood)``, with one coefficient per colour channel for each, under a
-bluish veil.
+−1 to 1 over the image, so the same parameters give the same lesion at any size. By Beer and Lambert's law, the image is
+the skin colour times ``exp(−melanin − blood)``, with one coefficient per colour channel for each, under a bluish veil.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from PIL import Image
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
-from cclnet.data.image_io import UnreadableImage, decode_image, read_resized, resize
+from cclnet.data.image_io import UnreadableImage, read_image, read_resized, resize
 from cclnet.deploy.engines import central
 from cclnet.deploy.serve.limits import Limits, Refused, busy, too_large
 from cclnet.errors import InputError
@@ -150,7 +150,7 @@ def decode_upload(body: bytes, content_type: str, picture: bool, settings: Decod
 
 def _preview(content: bytes, limits: Limits) -> str:
     """Return the upright image as a small JPEG: browsers do not read every format or every orientation tag."""
-    pixels = decode_image(content, "image", min_short_side=PREVIEW_SIDE, max_pixels=limits.pixels)
+    pixels = read_image(content, min_short_side=PREVIEW_SIDE, max_pixels=limits.pixels)
     scale = min(1.0, PREVIEW_SIDE / max(pixels.shape[:2]))
     height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
     return data_uri(Image.fromarray(resize(pixels, height, width)), "JPEG", quality=88)
