@@ -97,7 +97,10 @@ def test_overrides(assignment: str, name: str, value: object) -> None:
         ({"label_column": 1.5, "mean": 3}, "setting mean must be 3 numbers, got 3"),
         ({"split_column": "a", "part_column": "b"}, "part_column is the old name of setting split_column"),
         ({"lrr": 1}, "unknown setting 'lrr'; did you mean 'lr'"),
-        ({"method": "ols", "alpha": 1}, "alpha is a setting of method 'ols': give it as method_settings.alpha"),
+        (
+            {"method": "ols", "alpha": 1},
+            "unknown setting 'alpha'; a setting of the method is given as method_settings.alpha",
+        ),
         ({"augment": {"crp": 1}}, "unknown setting 'augment.crp'; did you mean 'augment.crop'"),
         ({"augment": 3}, "setting augment must be a table .*got 3"),
         ({"epochs": 1.5}, "setting epochs must be a whole number, got 1.5"),

@@ -255,14 +255,7 @@ def make_settings(*layers: Mapping[str, Any]) -> Settings:
     >>> make_settings({"lr": 0.1, "augment": {"hue": 0.1}}, {"lr": 1, "augment": {"crop": 64}}).lr
     1.0
     """
-    merged = merge_layers(*(current_names(layer) for layer in layers))
-    if others := [name for name in merged if name not in rules(Settings) and not _synonym(Settings, name)]:
-        from cclnet.methods import METHODS, method_settings
-
-        method = merged.get("method", Settings.method)
-        if method in METHODS and (own := [name for name in others if name in method_settings(method)]):
-            raise InputError(f"{own[0]} is a setting of method '{method}': give it as method_settings.{own[0]}.")
-    return build_settings(Settings, merged)
+    return build_settings(Settings, merge_layers(*(current_names(layer) for layer in layers)))
 
 
 def merge_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -329,8 +322,9 @@ def _refuse_unknown(kind: Any, values: Mapping[str, Any], path: str = "") -> Non
     known = {name: own.old_name for name, own in rules(kind).items()}
     for name, value in values.items():
         if name not in (*known, *known.values()):
-            meant = _synonym(kind, name)
-            raise unknown("setting", f"{path}{name}", [f"{path}{own}" for own in known], meant and f"{path}{meant}")
+            meant = next((f"{path}{own}" for own, known_as in rules(kind).items() if name in known_as.synonyms), "")
+            hint = f"a setting of the method is given as method_settings.{name}" if kind is Settings else ""
+            raise unknown("setting", f"{path}{name}", [f"{path}{own}" for own in known], meant, hint)
         table = next((field.default for field in dataclasses.fields(kind) if field.name == name), None)
         if dataclasses.is_dataclass(table) and isinstance(value, Mapping):
             _refuse_unknown(table, value, f"{path}{name}.")
@@ -340,11 +334,6 @@ def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values under the current names of settings; a previous name beside the current one stays and is refused."""
     renamed = {own.old_name: name for name, own in rules(Settings).items() if own.old_name and name not in values}
     return {renamed.get(name, name): value for name, value in values.items()}
-
-
-def _synonym(kind: Any, name: str) -> str:
-    """The setting that another tool's ``name`` stands for, or nothing."""
-    return next((known for known, own in rules(kind).items() if name in own.synonyms), "")
 
 
 def to_toml(settings: Settings) -> str:

@@ -20,7 +20,6 @@ import pandas as pd
 
 from cclnet.errors import InputError
 from cclnet.files import write_whole
-from cclnet.runs.split_file import SPLITS
 
 Strings = npt.NDArray[np.str_]
 Floats = npt.NDArray[np.float64]
@@ -29,6 +28,7 @@ Labels = Integers | npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.bool_] | npt.NDArray[np.intp]
 Columns = dict[str, npt.NDArray[np.generic]]
 
+SPLITS = ("train", "calibration", "val", "test")
 IMAGE_COLUMNS = ("image", "split", "group", "label")  # what is known before prediction
 
 
