@@ -24,17 +24,7 @@ from cclnet.evaluation.bootstrap import Units, interval, units_of
 from cclnet.evaluation.calibration import calibrate, fitting_split
 from cclnet.evaluation.classification import Bools, decisions
 from cclnet.evaluation.evaluate import intervals_summary, split_summary, versions
-from cclnet.evaluation.metrics import (
-    AFTER,
-    Metric,
-    Task,
-    calibration_metrics,
-    compared_metrics,
-    compute,
-    find,
-    overall_metrics,
-    task_of,
-)
+from cclnet.evaluation.metrics import AFTER, Metric, Task, calibration_metrics, compared_metrics, compute, find, task_of
 from cclnet.evaluation.similarity import agreement
 from cclnet.runs.folder import OpenedRun, open_run
 from cclnet.runs.predictions import Floats, Predictions
@@ -180,7 +170,7 @@ class Comparison:
         return from_plain(cls, content)
 
 
-MethodSamples = dict[str, tuple[Floats, Floats]]  # metric -> values of each run [S], their draws [S, D]
+MethodSamples = tuple[Floats, Floats]  # of one metric: the values of S runs [S], their bootstrap draws [S, D]
 
 
 def compare(
@@ -217,9 +207,7 @@ def compare(
         a, b = groups[i], groups[j]
         count, paired = (len(a.runs), len(b.runs)), a.paired_with(b)
         tests = {
-            name: difference_test(
-                *of_group[i][name], *of_group[j][name], paired, units, seed, metric.biased, high - low
-            )
+            name: difference_test(of_group[i][name], of_group[j][name], paired, units, seed, metric.biased, high - low)
             for name, metric, (low, high) in compared
         }
         mcnemar = None
@@ -253,7 +241,7 @@ def compare(
 
 def _sample_runs(
     runs: Sequence[OpenedRun], aligned: Sequence[Predictions], units: Units, draws: int, seed: int, warnings: list[str]
-) -> MethodSamples:
+) -> dict[str, MethodSamples]:
     """Every compared metric of every run with its draws, which are the same for all runs."""
     found = [_sample_run(run, reported, units, draws, seed) for run, reported in zip(runs, aligned, strict=True)]
     names = [metric.name for metric in compared_metrics(task_of(aligned[0]))]
@@ -271,11 +259,9 @@ def _sample_run(
     split, task = fitting_split(run.predictions, run.split), task_of(reported)
     fitting = run.predictions.of_split(split) if split else reported
     after = calibrate(reported, split, fitting, units, seed)[1]
-    compared = {metric.name for metric in compared_metrics(task)}
-    before = [m for m in (*overall_metrics(task), *calibration_metrics(task)) if m.name in compared]
-    stages = [(reported, before)]
+    stages = [(reported, [metric for metric in compared_metrics(task) if not metric.name.endswith(AFTER)])]
     if after is not None:
-        stages.append((after, [m for m in calibration_metrics(task) if m.name + AFTER in compared]))
+        stages.append((after, [metric for metric in calibration_metrics(task) if metric.compared_after]))
     first, *second = compute(stages, units, draws, seed)
     samples = first | {name + AFTER: own for later in second for name, own in later.items()}
     return {name: (float(own.value), own.draws) for name, own in samples.items()}
@@ -291,28 +277,19 @@ def _pairs(names: list[str], against: str | None) -> list[tuple[int, int]]:
 
 
 def difference_test(
-    a: Floats,
-    draws_a: Floats,
-    b: Floats,
-    draws_b: Floats,
-    paired: bool,
-    units: Units,
-    seed: int,
-    biased: bool = False,
+    of_a: MethodSamples, of_b: MethodSamples, paired: bool, units: Units, seed: int, biased: bool = False,
     largest: float = math.inf,
-) -> MetricTest:
+) -> MetricTest:  # fmt: skip
     """The test of one metric of two methods, without Holm's correction and verdict, which need the other comparisons.
 
     Args:
-        a, b: values of the runs, [S_a] and [S_b].
-        draws_a, draws_b: their bootstrap draws, [S_a, D] and [S_b, D].
         paired: whether the seeds of a and b are the same.
-        units: what was resampled.
         seed: of the hierarchical bootstrap.
         biased: a calibration error. One may be biased further above its true value than the other, so the interval
             covers the difference with and without twice the bias that the draws show.
         largest: the largest possible difference.
     """
+    (a, draws_a), (b, draws_b) = of_a, of_b
     difference = float(a.mean() - b.mean())
     bias = 2 * float((draws_a.mean() - a.mean()) - (draws_b.mean() - b.mean())) if biased else 0.0
     ends = sorted((difference, difference - bias))
