@@ -1,7 +1,7 @@
 """Settings of a run: frozen dataclasses whose fields carry their help text and their range.
 
 Each setting is declared once, with :func:`setting`. The checks, the options of the command line and the table in
-docs/training.md derive from the fields. ``python -m cclnet.settings docs/training.md`` rewrites that table.
+docs/training.md (``python docs/settings_table.py`` rewrites it) derive from the fields.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -384,40 +384,3 @@ def default_text(field: dataclasses.Field[Any]) -> str:
     if values == (None,) or values == (MISSING,):
         return ""
     return ", ".join(f"{value:g}" if isinstance(value, float) else _toml_value(value).strip('"') for value in values)
-
-
-MARKERS = "<!-- settings -->", "<!-- /settings -->"
-
-
-def settings_table() -> str:
-    """The Markdown table of all settings, for docs/training.md."""
-    return "\n".join(["| setting | default | values | |", "|---|---|---|---|", *_table_rows(Settings, "")])
-
-
-def _table_rows(kind: Any, path: str) -> Iterator[str]:
-    nested = {}
-    for field in sorted(dataclasses.fields(kind), key=lambda field: field.name in rules(DataOptions)):
-        if dataclasses.is_dataclass(field.default):
-            nested[field.name] = type(field.default)
-            continue
-        own = rules(kind)[field.name]
-        values = ", ".join(own.choices) or own.expected()
-        cells = (f"`{path}{field.name}`", default_text(field), values, own.help.replace("|", r"\|"))
-        yield f"| {' | '.join(cells)} |"
-    for name, inner in nested.items():
-        yield from _table_rows(inner, f"{path}{name}.")
-
-
-def with_settings_table(page: str) -> str:
-    """The page with the current table between its markers."""
-    start, end = MARKERS
-    before, opened, rest = page.partition(start)
-    _, closed, after = rest.partition(end)
-    if not (opened and closed):
-        raise InputError(f"the page has no markers {start} and {end} for the table of settings.")
-    return f"{before}{start}\n{settings_table()}\n{end}{after}"
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        Path(name).write_text(with_settings_table(Path(name).read_text(encoding="utf-8")), encoding="utf-8")

@@ -27,7 +27,7 @@ from cclnet.evaluation.evaluate import intervals_summary, split_summary, version
 from cclnet.evaluation.metrics import AFTER, Metric, Task, calibration_metrics, compared_metrics, compute, find, task_of
 from cclnet.evaluation.similarity import agreement
 from cclnet.runs.folder import OpenedRun, open_run
-from cclnet.runs.predictions import Floats, Predictions
+from cclnet.runs.predictions import Floats, Predictions, examples
 from cclnet.runs.scores import FORMAT, Intervals, SplitSummary, check_kind
 from cclnet.schema import from_plain, rule, to_plain
 
@@ -474,14 +474,10 @@ class Group:
     name: str
     runs: tuple[OpenedRun, ...]
 
-    @property
-    def seeds(self) -> tuple[int | None, ...]:
-        return tuple(run.seed for run in self.runs)
-
     def paired_with(self, other: Group) -> bool:
         """Whether both have the same seeds, each once."""
-        known = None not in self.seeds and len(set(self.seeds)) == len(self.seeds)
-        return known and self.seeds == other.seeds
+        seeds = [run.seed for run in self.runs]
+        return None not in seeds and len(set(seeds)) == len(seeds) and seeds == [run.seed for run in other.runs]
 
 
 def open_groups(runs: Sequence[str | Path] | Mapping[str, Sequence[str | Path]]) -> tuple[list[Group], list[str]]:
@@ -612,17 +608,13 @@ def _differences(first: Predictions, own: Predictions, name: str) -> list[str]:
     if own.multilabel != first.multilabel:
         kinds = {True: "several labels", False: "one label"}
         found.append(f"{kinds[own.multilabel]} per image, where {name} has {kinds[first.multilabel]}")
-    for one, many, ours, theirs in (
-        ("class", "classes", own.classes, first.classes),
-        ("image", "images", own.images, first.images),
-    ):
-        for words, names in (
-            ("{} that {} does not have", np.setdiff1d(ours, theirs)),
-            ("without {} of {}", np.setdiff1d(theirs, ours)),
-        ):
-            shown = ", ".join(names[:3].tolist()) + (", ..." if len(names) > 3 else "")
+    for nouns, ours, theirs in ((("class", "classes"), own.classes, first.classes),
+                                (("image", "images"), own.images, first.images)):  # fmt: skip
+        new, missing = np.setdiff1d(ours, theirs), np.setdiff1d(theirs, ours)
+        for words, names in (("{} that {} does not have", new), ("without {} of {}", missing)):
             if len(names):
-                found.append(words.format(f"{len(names):,} {one if len(names) == 1 else many} ({shown})", name))
+                listed = f"{len(names):,} {nouns[len(names) > 1]} ({examples(names)})"
+                found.append(words.format(listed, name))
     return found
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from cclnet.errors import InputError
-from cclnet.files import make_folder, write_whole
+from cclnet.files import make_folder, write_json, write_whole
 from cclnet.runs import model as model_files
 from cclnet.runs.kept_result import read_kept_result
 from cclnet.runs.model import Calibration, ModelDescription
@@ -47,7 +47,6 @@ class SplitTable:
 
 
 def write_split_file(path: str | Path, table: SplitTable) -> None:
-    """Write split.csv whole."""
     write_whole(path, table.to_frame().to_csv(index=False, lineterminator="\n"))
 
 
@@ -63,10 +62,9 @@ def read_split_file(path: str | Path) -> SplitTable:
         raise InputError(
             f"{path} has no column {' and '.join(missing)}; found {', '.join(map(str, frame))}. Fix or remove it."
         )
-    columns = {
-        name: frame[name].to_numpy(dtype=np.str_) for name in ("image", "split", "group", "label") if name in frame
-    }
-    return SplitTable(columns["image"], columns["split"], columns.get("group"), columns.get("label"))
+    image, split = (frame[name].to_numpy(dtype=np.str_) for name in ("image", "split"))
+    group, label = (frame[name].to_numpy(dtype=np.str_) if name in frame else None for name in ("group", "label"))
+    return SplitTable(image, split, group, label)
 
 
 def leaks(
@@ -183,7 +181,7 @@ class RunFolder:
         return model_files.read_calibration_file(self.calibration)
 
     def write_calibration(self, calibration: Calibration) -> None:
-        model_files.write_calibration_file(self.calibration, calibration)
+        write_json(self.calibration, calibration.to_json())
 
     def read_soft_labels(self, classes: Sequence[str]) -> Floats | None:
         """The [K, K] soft labels in the order of ``classes``, row k that of class k; None where there are none."""
