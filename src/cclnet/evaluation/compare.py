@@ -187,8 +187,7 @@ def compare(
             in model.json. The runs of a method are its seeds. Runs on different images, labels or classes are refused.
         against: the method that every other one is compared with; by default every pair is compared.
         primary: the metric of the overall verdicts; by default accuracy, or mean average precision for several labels.
-        draws: number of bootstrap draws.
-        seed: of the draws.
+        draws, seed: number and seed of the bootstrap draws.
     """
     groups, warnings = open_groups(runs)
     opened = [run for group in groups for run in group.runs]
@@ -355,13 +354,8 @@ def _mean_score(metric: Metric, values: Floats, draws: Floats, units: Units, tas
         bias = max(float(draws.mean()) - mean, 0.0) if metric.biased else 0.0
         ends = (mean - 2 * bias - reach, max(mean, mean - bias + reach))
         low, high = (float(np.clip(end, *bounds)) for end in ends)
-    return MeanScore(
-        mean=_finite(mean),
-        sd=_finite(float(values.std(ddof=1))) if len(values) > 1 else None,
-        low=_finite(low),
-        high=_finite(high),
-        values=tuple(_finite(x) for x in values.tolist()),
-    )
+    sd = float(values.std(ddof=1)) if len(values) > 1 else math.nan
+    return MeanScore(_finite(mean), _finite(sd), _finite(low), _finite(high), tuple(map(_finite, values.tolist())))
 
 
 def _soft_labels(runs: Sequence[OpenedRun]) -> SoftLabelAgreement | None:

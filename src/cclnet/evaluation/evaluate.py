@@ -40,11 +40,9 @@ def evaluate(run: str | Path, out: str | Path | None = None, draws: int = 1000, 
     """Evaluate a run folder, a predictions.csv, or the .json kept of a run by ``cclnet.sweep``.
 
     Args:
-        run: what to evaluate.
         out: folder for scores.json; by default the run folder, which also gets calibration.json. For a file alone
             nothing is written without it.
-        draws: number of bootstrap draws.
-        seed: of the draws; the same call gives the same numbers.
+        draws, seed: number and seed of the bootstrap draws; the same call gives the same numbers.
     """
     opened = open_run(run)
     reported = opened.predictions.of_split(opened.split)
