@@ -145,7 +145,7 @@ def claims_difference(settings: tuple[float, float, int, float], draw: int) -> l
     values, claims = [of_the_whole(statistic) for statistic in statistics_of], []
     for metric in SCORES:
         own, draws = np.array([v[metric] for v in values]), np.stack([d[metric] for d in drawn])
-        found = difference_test(own[:seeds], draws[:seeds], own[seeds:], draws[seeds:], True, units, draw)
+        found = difference_test((own[:seeds], draws[:seeds]), (own[seeds:], draws[seeds:]), True, units, draw)
         claims.append(found.p is not None and found.p < 0.05)
     return claims
 
@@ -181,7 +181,8 @@ def claims_calibration_difference(images: int, seeds: int, draw: int) -> list[bo
             statistics_of.append(calibration_statistic(made))
     drawn = np.stack([one["ece"] for one in bootstrap(statistics_of, units, 300, seed=draw)])
     values = np.array([of_the_whole(statistic)["ece"] for statistic in statistics_of])
-    found = difference_test(values[:seeds], drawn[:seeds], values[seeds:], drawn[seeds:], True, units, draw, True)
+    a, b = (values[:seeds], drawn[:seeds]), (values[seeds:], drawn[seeds:])
+    found = difference_test(a, b, True, units, draw, True)
     return [found.p is not None and found.p < 0.05]
 
 

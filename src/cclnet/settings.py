@@ -1,7 +1,7 @@
 """Settings of a run: frozen dataclasses whose fields carry their help text and their range.
 
 Each setting is declared once, with :func:`setting`. The checks, the options of the command line and the table in
-docs/training.md derive from the fields. ``python -m cclnet.settings docs/training.md`` rewrites that table.
+docs/training.md (``python docs/settings_table.py`` rewrites it) derive from the fields.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -255,14 +255,7 @@ def make_settings(*layers: Mapping[str, Any]) -> Settings:
     >>> make_settings({"lr": 0.1, "augment": {"hue": 0.1}}, {"lr": 1, "augment": {"crop": 64}}).lr
     1.0
     """
-    merged = merge_layers(*(current_names(layer) for layer in layers))
-    if others := [name for name in merged if name not in rules(Settings) and not _synonym(Settings, name)]:
-        from cclnet.methods import METHODS, method_settings
-
-        method = merged.get("method", Settings.method)
-        if method in METHODS and (own := [name for name in others if name in method_settings(method)]):
-            raise InputError(f"{own[0]} is a setting of method '{method}': give it as method_settings.{own[0]}.")
-    return build_settings(Settings, merged)
+    return build_settings(Settings, merge_layers(*(current_names(layer) for layer in layers)))
 
 
 def merge_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -329,8 +322,9 @@ def _refuse_unknown(kind: Any, values: Mapping[str, Any], path: str = "") -> Non
     known = {name: own.old_name for name, own in rules(kind).items()}
     for name, value in values.items():
         if name not in (*known, *known.values()):
-            meant = _synonym(kind, name)
-            raise unknown("setting", f"{path}{name}", [f"{path}{own}" for own in known], meant and f"{path}{meant}")
+            meant = next((f"{path}{own}" for own, known_as in rules(kind).items() if name in known_as.synonyms), "")
+            hint = f"a setting of the method is given as method_settings.{name}" if kind is Settings else ""
+            raise unknown("setting", f"{path}{name}", [f"{path}{own}" for own in known], meant, hint)
         table = next((field.default for field in dataclasses.fields(kind) if field.name == name), None)
         if dataclasses.is_dataclass(table) and isinstance(value, Mapping):
             _refuse_unknown(table, value, f"{path}{name}.")
@@ -340,11 +334,6 @@ def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values under the current names of settings; a previous name beside the current one stays and is refused."""
     renamed = {own.old_name: name for name, own in rules(Settings).items() if own.old_name and name not in values}
     return {renamed.get(name, name): value for name, value in values.items()}
-
-
-def _synonym(kind: Any, name: str) -> str:
-    """The setting that another tool's ``name`` stands for, or nothing."""
-    return next((known for known, own in rules(kind).items() if name in own.synonyms), "")
 
 
 def to_toml(settings: Settings) -> str:
@@ -395,40 +384,3 @@ def default_text(field: dataclasses.Field[Any]) -> str:
     if values == (None,) or values == (MISSING,):
         return ""
     return ", ".join(f"{value:g}" if isinstance(value, float) else _toml_value(value).strip('"') for value in values)
-
-
-MARKERS = "<!-- settings -->", "<!-- /settings -->"
-
-
-def settings_table() -> str:
-    """The Markdown table of all settings, for docs/training.md."""
-    return "\n".join(["| setting | default | values | |", "|---|---|---|---|", *_table_rows(Settings, "")])
-
-
-def _table_rows(kind: Any, path: str) -> Iterator[str]:
-    nested = {}
-    for field in sorted(dataclasses.fields(kind), key=lambda field: field.name in rules(DataOptions)):
-        if dataclasses.is_dataclass(field.default):
-            nested[field.name] = type(field.default)
-            continue
-        own = rules(kind)[field.name]
-        values = ", ".join(own.choices) or own.expected()
-        cells = (f"`{path}{field.name}`", default_text(field), values, own.help.replace("|", r"\|"))
-        yield f"| {' | '.join(cells)} |"
-    for name, inner in nested.items():
-        yield from _table_rows(inner, f"{path}{name}.")
-
-
-def with_settings_table(page: str) -> str:
-    """The page with the current table between its markers."""
-    start, end = MARKERS
-    before, opened, rest = page.partition(start)
-    _, closed, after = rest.partition(end)
-    if not (opened and closed):
-        raise InputError(f"the page has no markers {start} and {end} for the table of settings.")
-    return f"{before}{start}\n{settings_table()}\n{end}{after}"
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        Path(name).write_text(with_settings_table(Path(name).read_text(encoding="utf-8")), encoding="utf-8")

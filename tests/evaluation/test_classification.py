@@ -20,7 +20,7 @@ from cclnet.evaluation.classification import (
     rank_of_label,
     ranking_statistic,
 )
-from cclnet.evaluation.metrics import class_metrics, overall_metrics, point_estimates, task_of
+from cclnet.evaluation.metrics import metrics_for, overall_metrics, point_estimates, task_of
 from cclnet.runs.predictions import Floats, Predictions
 from made_predictions import SEVERAL_LABELS, SINGLE_LABEL, given, single_label
 
@@ -35,7 +35,8 @@ every = pytest.mark.parametrize("made", EVERY.values(), ids=EVERY.keys())
 def score(made: Predictions) -> tuple[dict[str, Any], dict[str, Any]]:
     """The overall metrics and those of each class, [K]."""
     task = task_of(made)
-    return point_estimates(made, overall_metrics(task)), point_estimates(made, class_metrics(task))
+    of_classes = [metric for metric in metrics_for(task) if metric.per_class]
+    return point_estimates(made, overall_metrics(task)), point_estimates(made, of_classes)
 
 
 def same(found: float, expected: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 from cclnet.errors import InputError
 from cclnet.evaluation.calibration import calibration_values, fit_temperature
 from cclnet.evaluation.evaluate import evaluate
-from cclnet.evaluation.metrics import class_metrics, overall_metrics, point_estimates, task_of
+from cclnet.evaluation.metrics import metrics_for, overall_metrics, point_estimates, task_of
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.predictions import Predictions, write_predictions
 from cclnet.runs.scores import ClassLeak, Estimate, Mistake, Scores, read_scores
@@ -61,7 +61,7 @@ def test_the_values_are_those_of_scores_and_calibration(tmp_path: Path, made: Pr
         number = scores.overall[name]
         assert number.value == pytest.approx(value, abs=1e-7), name
         assert number.low is not None and number.high is not None and number.low < value < number.high, name
-    table = point_estimates(made, class_metrics(task_of(made)))
+    table = point_estimates(made, [metric for metric in metrics_for(task_of(made)) if metric.per_class])
     predicted = made.probabilities >= 0.5 if made.multilabel else np.eye(4)[made.probabilities.argmax(axis=1)]
     for k, row in enumerate(scores.per_class):
         assert row.support == made.class_counts[k] and row.predicted == predicted[:, k].sum()

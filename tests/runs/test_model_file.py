@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cclnet.errors import InputError
+from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import (
     AbstentionCurve,
     Calibration,
@@ -23,7 +24,6 @@ from cclnet.runs.model import (
     model_from_json,
     read_calibration_file,
     read_model_file,
-    write_calibration_file,
     write_model_file,
 )
 from cclnet.runs.provenance import Commit
@@ -78,7 +78,7 @@ def test_any_content_is_read_or_refused(changes: dict[str, Any]) -> None:
 def test_a_calibration_is_read_as_it_was_written(
     tmp_path: Path, temperature: FittedTemperature, curve: AbstentionCurve | None
 ) -> None:
-    write_calibration_file(tmp_path / "calibration.json", Calibration(temperature, curve))
+    RunFolder(tmp_path).write_calibration(Calibration(temperature, curve))
     read = read_calibration_file(tmp_path / "calibration.json")
     assert read.temperature == temperature and (read.abstention is None) == (curve is None)
     if curve is not None and read.abstention is not None:

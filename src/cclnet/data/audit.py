@@ -31,7 +31,8 @@ from cclnet.data.split import SplitNames, make_split
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError
 from cclnet.files import write_whole
-from cclnet.runs.split_file import SPLITS, leaks
+from cclnet.runs.folder import leaks
+from cclnet.runs.predictions import SPLITS
 from cclnet.settings import SplitSettings, read_settings
 
 Hashes = npt.NDArray[np.uint64]
@@ -144,7 +145,7 @@ def _read_sizes(table: ImageTable) -> tuple[dict[tuple[int, int], int], int, lis
 class Audit:
     images: int  # number of images checked
     findings: pd.DataFrame  # columns finding, image, other (the second image of a pair), detail
-    leaks: pd.DataFrame | None  # result of cclnet.runs.split_file.leaks for the split, None without groups
+    leaks: pd.DataFrame | None  # result of cclnet.runs.folder.leaks for the split, None without groups
 
     def write(self, path: str | Path) -> None:
         write_whole(path, self.findings.to_csv(index=False, lineterminator="\n"))

@@ -10,7 +10,8 @@ import pandas as pd
 
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError
-from cclnet.runs.split_file import SPLITS, SplitTable, leaks, read_split_file, write_split_file
+from cclnet.runs.folder import SplitTable, leaks, read_split_file, write_split_file
+from cclnet.runs.predictions import SPLITS
 from cclnet.settings import SplitSettings
 
 SplitNames = npt.NDArray[np.str_]  # one of SPLITS per image

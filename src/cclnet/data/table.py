@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from cclnet.errors import InputError
-from cclnet.runs.split_file import SPLITS
+from cclnet.runs.predictions import SPLITS
 
 SPLIT_NAMES = {
     "train": "train", "training": "train",

@@ -32,6 +32,7 @@ from scipy import sparse, stats
 from cclnet.runs.predictions import Floats, Integers, Predictions
 
 LEVEL = 0.95
+Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,10 @@ class Units:
 
 @dataclass(frozen=True)
 class Statistic:
-    """Scores that depend on totals alone.
+    """Scores that depend on totals alone."""
 
-    Attributes:
-        features: what each image adds to the M totals, sparse [N, M].
-        scores: from totals [D, M] of D draws to scores by name, [D] each, or [D, K] for one per class; NaN where a draw
-            leaves a score undefined.
-    """
-
-    features: sparse.csr_array
+    features: sparse.csr_array  # what each image adds to the M totals, [N, M]
+    # From totals [D, M] of D draws to scores by name, [D] or (one per class) [D, K]; NaN where a score is undefined.
     scores: Callable[[Floats], dict[str, Floats]]
 
 
@@ -136,11 +132,10 @@ def interval(
     value: float,
     draws: Floats,
     units: int,
-    bounds: tuple[float, float] = (0.0, 1.0),
+    bounds: Bounds = (0.0, 1.0),
     trials: int | None = None,
-    level: float = LEVEL,
     biased: bool = False,
-) -> tuple[float, float]:
+) -> Bounds:
     """The interval of a score within ``bounds`` from its draws [D]; (NaN, NaN) where it is undefined.
 
     A proportion of exactly 0 or 1 does not vary between draws: with ``trials``, the number of units it is computed
@@ -156,12 +151,12 @@ def interval(
     if value in (low, high):
         if not trials:
             return math.nan, math.nan
-        reach = (high - low) * ((1 - level) / 2) ** (1 / trials)
+        reach = (high - low) * ((1 - LEVEL) / 2) ** (1 / trials)
         return (low, high - reach) if value == low else (low + reach, high)
     spread = float(draws.std(ddof=1)) * math.sqrt(units / (units - 1))
     if spread == 0:
         return math.nan, math.nan
-    reach = float(stats.t.ppf((1 + level) / 2, units - 1)) * spread
+    reach = float(stats.t.ppf((1 + LEVEL) / 2, units - 1)) * spread
     if biased:
         bias = max(float(draws.mean()) - value, 0.0)
         return max(low, value - 2 * bias - reach), min(high, max(value, value - bias + reach))

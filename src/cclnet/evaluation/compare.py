@@ -24,20 +24,10 @@ from cclnet.evaluation.bootstrap import Units, interval, units_of
 from cclnet.evaluation.calibration import calibrate, fitting_split
 from cclnet.evaluation.classification import Bools, decisions
 from cclnet.evaluation.evaluate import intervals_summary, split_summary, versions
-from cclnet.evaluation.metrics import (
-    AFTER,
-    Metric,
-    Task,
-    calibration_metrics,
-    compared_metrics,
-    compute,
-    find,
-    overall_metrics,
-    task_of,
-)
+from cclnet.evaluation.metrics import AFTER, Metric, Task, calibration_metrics, compared_metrics, compute, find, task_of
 from cclnet.evaluation.similarity import agreement
 from cclnet.runs.folder import OpenedRun, open_run
-from cclnet.runs.predictions import Floats, Predictions
+from cclnet.runs.predictions import Floats, Predictions, examples
 from cclnet.runs.scores import FORMAT, Intervals, SplitSummary, check_kind
 from cclnet.schema import from_plain, rule, to_plain
 
@@ -180,7 +170,7 @@ class Comparison:
         return from_plain(cls, content)
 
 
-MethodSamples = dict[str, tuple[Floats, Floats]]  # metric -> values of each run [S], their draws [S, D]
+MethodSamples = tuple[Floats, Floats]  # of one metric: the values of S runs [S], their bootstrap draws [S, D]
 
 
 def compare(
@@ -197,8 +187,7 @@ def compare(
             in model.json. The runs of a method are its seeds. Runs on different images, labels or classes are refused.
         against: the method that every other one is compared with; by default every pair is compared.
         primary: the metric of the overall verdicts; by default accuracy, or mean average precision for several labels.
-        draws: number of bootstrap draws.
-        seed: of the draws.
+        draws, seed: number and seed of the bootstrap draws.
     """
     groups, warnings = open_groups(runs)
     opened = [run for group in groups for run in group.runs]
@@ -217,9 +206,7 @@ def compare(
         a, b = groups[i], groups[j]
         count, paired = (len(a.runs), len(b.runs)), a.paired_with(b)
         tests = {
-            name: difference_test(
-                *of_group[i][name], *of_group[j][name], paired, units, seed, metric.biased, high - low
-            )
+            name: difference_test(of_group[i][name], of_group[j][name], paired, units, seed, metric.biased, high - low)
             for name, metric, (low, high) in compared
         }
         mcnemar = None
@@ -253,7 +240,7 @@ def compare(
 
 def _sample_runs(
     runs: Sequence[OpenedRun], aligned: Sequence[Predictions], units: Units, draws: int, seed: int, warnings: list[str]
-) -> MethodSamples:
+) -> dict[str, MethodSamples]:
     """Every compared metric of every run with its draws, which are the same for all runs."""
     found = [_sample_run(run, reported, units, draws, seed) for run, reported in zip(runs, aligned, strict=True)]
     names = [metric.name for metric in compared_metrics(task_of(aligned[0]))]
@@ -271,11 +258,9 @@ def _sample_run(
     split, task = fitting_split(run.predictions, run.split), task_of(reported)
     fitting = run.predictions.of_split(split) if split else reported
     after = calibrate(reported, split, fitting, units, seed)[1]
-    compared = {metric.name for metric in compared_metrics(task)}
-    before = [m for m in (*overall_metrics(task), *calibration_metrics(task)) if m.name in compared]
-    stages = [(reported, before)]
+    stages = [(reported, [metric for metric in compared_metrics(task) if not metric.name.endswith(AFTER)])]
     if after is not None:
-        stages.append((after, [m for m in calibration_metrics(task) if m.name + AFTER in compared]))
+        stages.append((after, [metric for metric in calibration_metrics(task) if metric.compared_after]))
     first, *second = compute(stages, units, draws, seed)
     samples = first | {name + AFTER: own for later in second for name, own in later.items()}
     return {name: (float(own.value), own.draws) for name, own in samples.items()}
@@ -291,28 +276,19 @@ def _pairs(names: list[str], against: str | None) -> list[tuple[int, int]]:
 
 
 def difference_test(
-    a: Floats,
-    draws_a: Floats,
-    b: Floats,
-    draws_b: Floats,
-    paired: bool,
-    units: Units,
-    seed: int,
-    biased: bool = False,
+    of_a: MethodSamples, of_b: MethodSamples, paired: bool, units: Units, seed: int, biased: bool = False,
     largest: float = math.inf,
-) -> MetricTest:
+) -> MetricTest:  # fmt: skip
     """The test of one metric of two methods, without Holm's correction and verdict, which need the other comparisons.
 
     Args:
-        a, b: values of the runs, [S_a] and [S_b].
-        draws_a, draws_b: their bootstrap draws, [S_a, D] and [S_b, D].
         paired: whether the seeds of a and b are the same.
-        units: what was resampled.
         seed: of the hierarchical bootstrap.
         biased: a calibration error. One may be biased further above its true value than the other, so the interval
             covers the difference with and without twice the bias that the draws show.
         largest: the largest possible difference.
     """
+    (a, draws_a), (b, draws_b) = of_a, of_b
     difference = float(a.mean() - b.mean())
     bias = 2 * float((draws_a.mean() - a.mean()) - (draws_b.mean() - b.mean())) if biased else 0.0
     ends = sorted((difference, difference - bias))
@@ -378,13 +354,8 @@ def _mean_score(metric: Metric, values: Floats, draws: Floats, units: Units, tas
         bias = max(float(draws.mean()) - mean, 0.0) if metric.biased else 0.0
         ends = (mean - 2 * bias - reach, max(mean, mean - bias + reach))
         low, high = (float(np.clip(end, *bounds)) for end in ends)
-    return MeanScore(
-        mean=_finite(mean),
-        sd=_finite(float(values.std(ddof=1))) if len(values) > 1 else None,
-        low=_finite(low),
-        high=_finite(high),
-        values=tuple(_finite(x) for x in values.tolist()),
-    )
+    sd = float(values.std(ddof=1)) if len(values) > 1 else math.nan
+    return MeanScore(_finite(mean), _finite(sd), _finite(low), _finite(high), tuple(map(_finite, values.tolist())))
 
 
 def _soft_labels(runs: Sequence[OpenedRun]) -> SoftLabelAgreement | None:
@@ -497,14 +468,10 @@ class Group:
     name: str
     runs: tuple[OpenedRun, ...]
 
-    @property
-    def seeds(self) -> tuple[int | None, ...]:
-        return tuple(run.seed for run in self.runs)
-
     def paired_with(self, other: Group) -> bool:
         """Whether both have the same seeds, each once."""
-        known = None not in self.seeds and len(set(self.seeds)) == len(self.seeds)
-        return known and self.seeds == other.seeds
+        seeds = [run.seed for run in self.runs]
+        return None not in seeds and len(set(seeds)) == len(seeds) and seeds == [run.seed for run in other.runs]
 
 
 def open_groups(runs: Sequence[str | Path] | Mapping[str, Sequence[str | Path]]) -> tuple[list[Group], list[str]]:
@@ -635,17 +602,13 @@ def _differences(first: Predictions, own: Predictions, name: str) -> list[str]:
     if own.multilabel != first.multilabel:
         kinds = {True: "several labels", False: "one label"}
         found.append(f"{kinds[own.multilabel]} per image, where {name} has {kinds[first.multilabel]}")
-    for one, many, ours, theirs in (
-        ("class", "classes", own.classes, first.classes),
-        ("image", "images", own.images, first.images),
-    ):
-        for words, names in (
-            ("{} that {} does not have", np.setdiff1d(ours, theirs)),
-            ("without {} of {}", np.setdiff1d(theirs, ours)),
-        ):
-            shown = ", ".join(names[:3].tolist()) + (", ..." if len(names) > 3 else "")
+    for nouns, ours, theirs in ((("class", "classes"), own.classes, first.classes),
+                                (("image", "images"), own.images, first.images)):  # fmt: skip
+        new, missing = np.setdiff1d(ours, theirs), np.setdiff1d(theirs, ours)
+        for words, names in (("{} that {} does not have", new), ("without {} of {}", missing)):
             if len(names):
-                found.append(words.format(f"{len(names):,} {one if len(names) == 1 else many} ({shown})", name))
+                listed = f"{len(names):,} {nouns[len(names) > 1]} ({examples(names)})"
+                found.append(words.format(listed, name))
     return found
 
 

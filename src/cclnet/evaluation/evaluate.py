@@ -11,26 +11,17 @@ from cclnet.evaluation import calibration
 from cclnet.evaluation.bootstrap import LEVEL, Units, units_of, units_with
 from cclnet.evaluation.calibration import SMALLEST, calibrate, fitting_split
 from cclnet.evaluation.classification import confusion, decisions, predicted_classes
-from cclnet.evaluation.metrics import (
-    Sample,
-    calibration_metrics,
-    class_metrics,
-    compute,
-    metrics_for,
-    overall_metrics,
-    task_of,
-)
+from cclnet.evaluation.metrics import Sample, calibration_metrics, compute, metrics_for, task_of
 from cclnet.evaluation.similarity import summarise
 from cclnet.files import make_folder
 from cclnet.runs.folder import OpenedRun, RunFolder, open_run
 from cclnet.runs.model import Calibration, FittedTemperature
-from cclnet.runs.predictions import Integers, Predictions
+from cclnet.runs.predictions import Integers, Predictions, counted
 from cclnet.runs.provenance import package_versions
 from cclnet.runs.scores import (
     CalibrationScores,
     CalibrationStage,
     ClassScores,
-    Estimate,
     Intervals,
     Leak,
     Mistake,
@@ -49,11 +40,9 @@ def evaluate(run: str | Path, out: str | Path | None = None, draws: int = 1000, 
     """Evaluate a run folder, a predictions.csv, or the .json kept of a run by ``cclnet.sweep``.
 
     Args:
-        run: what to evaluate.
         out: folder for scores.json; by default the run folder, which also gets calibration.json. For a file alone
             nothing is written without it.
-        draws: number of bootstrap draws.
-        seed: of the draws; the same call gives the same numbers.
+        draws, seed: number and seed of the bootstrap draws; the same call gives the same numbers.
     """
     opened = open_run(run)
     reported = opened.predictions.of_split(opened.split)
@@ -74,9 +63,9 @@ def evaluate(run: str | Path, out: str | Path | None = None, draws: int = 1000, 
         split=split_summary(opened.predictions, opened.split),
         intervals=intervals_summary(units, draws, seed),
         overall={
-            metric.name: samples[metric.name].estimates(reported, units)[0]
-            for metric in overall_metrics(task)
-            if metric.name in samples
+            name: sample.estimates(reported, units)[0]
+            for name, sample in samples.items()
+            if not (sample.metric.per_class or sample.metric.calibration)
         },
         per_class=_per_class(reported, samples, units),
         confusion=None if counts is None else tuple(map(tuple, counts.tolist())),
@@ -134,23 +123,19 @@ def versions() -> dict[str, str]:
 
 
 def _per_class(reported: Predictions, samples: dict[str, Sample], units: Units) -> tuple[ClassScores, ...]:
-    names = [metric.name for metric in class_metrics(task_of(reported)) if metric.name in samples]
-    columns = [samples[name].estimates(reported, units) for name in names]
-    predicted = predicted_classes(reported).sum(axis=0, dtype=np.int64)
+    columns = {m: sample.estimates(reported, units) for m, sample in samples.items() if sample.metric.per_class}
+    support, predicted = reported.class_counts, predicted_classes(reported).sum(axis=0, dtype=np.int64)
     return tuple(
-        ClassScores(name, int(support), int(count), dict(zip(names, row, strict=True)))
-        for name, support, count, row in zip(
-            reported.classes, reported.class_counts, predicted, zip(*columns, strict=True), strict=True
-        )
+        ClassScores(name, int(support[k]), int(predicted[k]), {metric: own[k] for metric, own in columns.items()})
+        for k, name in enumerate(reported.classes)
     )
 
 
 def _stage(predictions: Predictions, samples: dict[str, Sample], units: Units) -> CalibrationStage:
     """Calibration of the probabilities before or after the temperature."""
     metrics = calibration_metrics(task_of(predictions))
-    found: dict[str, Estimate] = {m.name: samples[m.name].estimates(predictions, units)[0] for m in metrics}
     return CalibrationStage(
-        scores=found,
+        scores={metric.name: samples[metric.name].estimates(predictions, units)[0] for metric in metrics},
         mean_confidence=float(calibration.confidences(predictions)[0].mean()),
         reliability=calibration.reliability(predictions),
         risk_coverage=calibration.risk_coverage(predictions),
@@ -160,15 +145,10 @@ def _stage(predictions: Predictions, samples: dict[str, Sample], units: Units) -
 def _soft_labels(run: OpenedRun, counts: Integers | None) -> SoftLabelSummary | None:
     if run.soft_labels is None:
         return None
-    model = run.model
-    same_classes = model is not None and model.classes == run.predictions.classes
-    return summarise(
-        run.predictions.classes,
-        run.soft_labels,
-        None if model is None else model.collapse_softness,
-        model.class_counts if model is not None and same_classes else None,
-        counts,
-    )
+    model, classes = run.model, run.predictions.classes
+    collapse = None if model is None else model.collapse_softness
+    trained_on = model.class_counts if model is not None and model.classes == classes else None
+    return summarise(classes, run.soft_labels, collapse, trained_on, counts)
 
 
 def _mistakes(reported: Predictions) -> tuple[Mistake, ...]:
@@ -199,7 +179,9 @@ def _warnings(scores: Scores, reported: Predictions, units: Units, fitting: Pred
         found.append(f"No image of {', '.join(missing)} in the reported split: left out of every macro mean.")
         confused = sum(row.predicted for row in scores.per_class if row.name in missing)
         if confused and not reported.multilabel:
-            found.append(f"The model predicted a class that is not in the reported split for {_images(confused)}.")
+            found.append(
+                f"The model predicted a class that is not in the reported split for {counted(confused, 'image')}."
+            )
     with_images = dict(zip(reported.classes, units_with(reported.targets == 1, units).tolist(), strict=True))
     if few := [f"{name} ({count})" for name, count in with_images.items() if 0 < count < FEW_UNITS]:
         found.append(
@@ -213,10 +195,14 @@ def _warnings(scores: Scores, reported: Predictions, units: Units, fitting: Pred
     if fitting is not None and reported.groups is not None and fitting.groups is not None:
         shared = int(np.isin(reported.groups, fitting.groups[fitting.groups != ""]).sum())
         if shared:
-            found.append(f"The temperature was fitted on groups that are reported as well ({_images(shared)}).")
+            found.append(
+                f"The temperature was fitted on groups that are reported as well ({counted(shared, 'image')})."
+            )
     impossible = int((reported.probabilities[reported.targets == 1] == 0).sum())
     if impossible:
-        found.append(f"The true class had probability 0 on {_images(impossible)}; the NLL counts it as {SMALLEST:.1g}.")
+        found.append(
+            f"The true class had probability 0 on {counted(impossible, 'image')}; the NLL counts it as {SMALLEST:.1g}."
+        )
     follows = None if scores.soft_labels is None else scores.soft_labels.inverse_frequency_agreement
     if follows is not None and follows >= FREQUENCY_AGREEMENT:
         found.append(
@@ -224,7 +210,3 @@ def _warnings(scores: Scores, reported: Predictions, units: Units, fitting: Pred
             "little about visual similarity."
         )
     return tuple(found)
-
-
-def _images(count: int) -> str:
-    return f"{count:,} image{'' if count == 1 else 's'}"

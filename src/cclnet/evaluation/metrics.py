@@ -27,22 +27,14 @@ from typing import Any, Literal
 import numpy as np
 
 from cclnet.errors import InputError
-from cclnet.evaluation.bootstrap import Resampled, Statistic, Units, bootstrap, interval, units_with
-from cclnet.evaluation.calibration import calibration_statistic, calibration_values
-from cclnet.evaluation.classification import (
-    Values,
-    decision_statistic,
-    decision_values,
-    predicted_classes,
-    ranking_statistic,
-    ranking_values,
-)
+from cclnet.evaluation import calibration, classification
+from cclnet.evaluation.bootstrap import Bounds, Resampled, Statistic, Units, bootstrap, interval, units_with
+from cclnet.evaluation.classification import Values, predicted_classes
 from cclnet.runs.predictions import Floats, Integers, Predictions
 from cclnet.runs.scores import Estimate
 from cclnet.settings import read_settings
 
 Task = str  # "single-label" or "multi-label"
-Bounds = tuple[float, float]
 BOTH: tuple[Task, ...] = ("single-label", "multi-label")
 AFTER = "_calibrated"  # ends the name of a metric after temperature scaling
 
@@ -92,13 +84,8 @@ class Metric:
 
     def after_temperature(self) -> Metric:
         """The same metric after temperature scaling, as comparisons name it."""
-        return replace(
-            self,
-            name=self.name + AFTER,
-            title=f"{self.title} after temperature",
-            short=f"{self.short} after temperature",
-            compared=self.compared_after,
-        )
+        title, short = f"{self.title} after temperature", f"{self.short} after temperature"
+        return replace(self, name=self.name + AFTER, title=title, short=short, compared=self.compared_after)
 
 
 _registry: dict[str, Metric] = {}
@@ -150,19 +137,15 @@ def overall_metrics(task: Task) -> list[Metric]:
     return [metric for metric in metrics_for(task) if not (metric.per_class or metric.calibration)]
 
 
-def class_metrics(task: Task) -> list[Metric]:
-    return [metric for metric in metrics_for(task) if metric.per_class]
-
-
 def calibration_metrics(task: Task) -> list[Metric]:
     return [metric for metric in metrics_for(task) if metric.calibration]
 
 
 def compared_metrics(task: Task) -> list[Metric]:
     """What runs are compared by: overall, then calibration, then after temperature scaling."""
-    calibration = calibration_metrics(task)
-    after = [metric.after_temperature() for metric in calibration]
-    return [metric for metric in (*overall_metrics(task), *calibration, *after) if metric.compared]
+    before = calibration_metrics(task)
+    after = [metric.after_temperature() for metric in before]
+    return [metric for metric in (*overall_metrics(task), *before, *after) if metric.compared]
 
 
 def headline_metrics(task: Task) -> list[Metric]:
@@ -227,9 +210,9 @@ def _families(metrics: Sequence[Metric]) -> list[Family]:
 
 
 _FAMILIES = {
-    "decisions": Family(decision_values, decision_statistic),
-    "ranking": Family(ranking_values, ranking_statistic),
-    "calibration": Family(calibration_values, calibration_statistic),
+    "decisions": Family(classification.decision_values, classification.decision_statistic),
+    "ranking": Family(classification.ranking_values, classification.ranking_statistic),
+    "calibration": Family(calibration.calibration_values, calibration.calibration_statistic),
 }
 _TRIALS: dict[str, Callable[[Predictions, Units], int | Integers]] = {
     "all": lambda predictions, units: units.count,

@@ -8,14 +8,12 @@ both. With d_s the difference of two methods at seed s on all images, s = 1..S:
 
 The interval is ``D ± √(t²_{S−1} V_seed + t²_{G−1} V_image)``, D the mean of d_s, and p the level at which it touches 0.
 
-Why not the plain hierarchical bootstrap (draw seeds, then groups), which is reported beside it: a bootstrap of S seeds
-has (S − 1)/S of their variance and uses normal instead of t quantiles. Where the variance between seeds dominates, five
-seeds then separate equal methods in 15% of cases (|t_4| > 1.96 √0.8) instead of 5%. Why not one variance with
-Welch-Satterthwaite degrees of freedom: with few seeds their variance is often far too small by chance, and then gets
-the degrees of freedom of the images. Here t² V_seed enters in full, so p is never below that of the t-test over seeds,
-nor below that of the images alone. The errors of a single model on single images enter both terms; the test is
-conservative by that much. Simulated (five seeds, 2,000 images in 1,500 groups, seeds changing accuracy by 0.5 to 1
-point): 1 to 3% false positives, and a gap of two points found in 88 to 57% of cases (benchmarks/evaluation.py).
+The plain hierarchical bootstrap (draw seeds, then groups), which is reported beside it, separates equal methods too
+often: with five seeds that dominate the variance, in 15% of cases (|t_4| > 1.96 √0.8) instead of 5%. Here t² V_seed
+enters in full, so p is never below that of the t-test over seeds, nor below that of the images alone. The errors of a
+single model on single images enter both terms; the test is conservative by that much. Simulated (five seeds, 2,000
+images in 1,500 groups, seeds changing accuracy by 0.5 to 1 point): 1 to 3% false positives, and a gap of two points
+found in 88 to 57% of cases (benchmarks/evaluation.py).
 """
 
 from __future__ import annotations
@@ -148,12 +146,12 @@ def hierarchical_draws(a: Floats, b: Floats, paired: bool, seed: int) -> Floats:
     return a[chosen, draws].mean(axis=1) - b[other, draws].mean(axis=1)
 
 
-def percentile_interval(draws: Floats, level: float = LEVEL) -> tuple[float, float, float]:
+def percentile_interval(draws: Floats) -> tuple[float, float, float]:
     """Low and high percentile of the draws, and p: twice the share of draws beyond zero (plus one, so never 0)."""
     draws = draws[np.isfinite(draws)]
     if len(draws) < 2:
         return math.nan, math.nan, math.nan
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     beyond = min((draws <= 0).sum(), (draws >= 0).sum())
     return float(low), float(high), min(1.0, 2.0 * float(beyond + 1) / (len(draws) + 1))
 

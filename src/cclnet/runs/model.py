@@ -275,11 +275,6 @@ class Calibration:
         return content if self.abstention is None else content | {"abstention": self.abstention.to_json()}
 
 
-def write_calibration_file(path: str | Path, calibration: Calibration) -> None:
-    """Write calibration.json whole."""
-    write_json(path, calibration.to_json())
-
-
 def read_calibration_file(path: str | Path) -> Calibration:
     """Read and check a calibration.json. Without one, the values are taken from a model.json of format 1 beside it;
     without those, nothing was fitted."""

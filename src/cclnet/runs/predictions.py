@@ -20,7 +20,6 @@ import pandas as pd
 
 from cclnet.errors import InputError
 from cclnet.files import write_whole
-from cclnet.runs.split_file import SPLITS
 
 Strings = npt.NDArray[np.str_]
 Floats = npt.NDArray[np.float64]
@@ -29,6 +28,7 @@ Labels = Integers | npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.bool_] | npt.NDArray[np.intp]
 Columns = dict[str, npt.NDArray[np.generic]]
 
+SPLITS = ("train", "calibration", "val", "test")
 IMAGE_COLUMNS = ("image", "split", "group", "label")  # what is known before prediction
 
 
@@ -93,12 +93,17 @@ def sum_tolerance(num_classes: int) -> float:
     return max(1e-3, num_classes * 5e-5)
 
 
-def _examples(names: npt.NDArray[np.str_] | list[str]) -> str:
+def examples(names: npt.NDArray[np.str_] | list[str]) -> str:
+    """The first three names, and whether there are more."""
     shown = ", ".join(str(name) for name in names[:3])
     return shown + (", ..." if len(names) > 3 else "")
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """
+    >>> counted(1, "image"), counted(1200, "image")
+    ('1 image', '1,200 images')
+    """
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
@@ -121,7 +126,7 @@ def _content_problems(own: Predictions) -> list[str]:
     if len(set(images.tolist())) != len(images):
         names, counts = np.unique(images, return_counts=True)
         problems.append(
-            f"{_count(int((counts > 1).sum()), 'image')} more than once: {_examples(names[counts > 1])}. "
+            f"{counted(int((counts > 1).sum()), 'image')} more than once: {examples(names[counts > 1])}. "
             "Every image is evaluated once: average its predictions, or give each its own name."
         )
     problems += _probability_problems(images, own.probabilities, own.multilabel)
@@ -131,9 +136,8 @@ def _content_problems(own: Predictions) -> list[str]:
     if labels.size and (labels.min() < 0 or labels.max() > limit):
         problems.append(f"labels must lie in 0..{limit}, got {labels.min()}..{labels.max()}.")
     if own.splits is not None and (odd := sorted(set(own.splits.tolist()) - set(SPLITS))):
-        problems.append(
-            f"{_count(len(odd), 'unknown split')}: {_examples([repr(x) for x in odd])}. Splits are {', '.join(SPLITS)}."
-        )
+        named = examples([repr(name) for name in odd])
+        problems.append(f"{counted(len(odd), 'unknown split')}: {named}. Splits are {', '.join(SPLITS)}.")
     return problems
 
 
@@ -142,22 +146,22 @@ def _probability_problems(images: Strings, p: Floats, multilabel: bool) -> list[
     missing = ~np.isfinite(p).all(axis=1)
     if missing.any():
         problems.append(
-            f"{_count(int(missing.sum()), 'image')} with a probability that is missing or not finite: "
-            f"{_examples(images[missing])}."
+            f"{counted(int(missing.sum()), 'image')} with a probability that is missing or not finite: "
+            f"{examples(images[missing])}."
         )
     beyond = np.isfinite(p) & ((p < 0) | (p > 1))
     outside = beyond.any(axis=1)
     if outside.any():
         problems.append(
-            f"{_count(int(outside.sum()), 'image')} with a probability outside [0, 1]: "
-            f"{_examples(images[outside])} (the first has {p[beyond][0]:g}). Are these logits? "
+            f"{counted(int(outside.sum()), 'image')} with a probability outside [0, 1]: "
+            f"{examples(images[outside])} (the first has {p[beyond][0]:g}). Are these logits? "
             f"Take their {'sigmoid' if multilabel else 'softmax'} first."
         )
     sums = np.where(missing | outside, 1.0, p.sum(axis=1))  # a row with a worse fault is reported for that alone
     off = np.abs(sums - 1) > sum_tolerance(p.shape[1])
     if off.any() and not multilabel:
         problems.append(
-            f"{_count(int(off.sum()), 'image')} whose probabilities do not sum to one: {_examples(images[off])} "
+            f"{counted(int(off.sum()), 'image')} whose probabilities do not sum to one: {examples(images[off])} "
             f"(the first sums to {sums[off][0]:.6g}). Where an image may carry several labels, join them by |."
         )
     return problems
@@ -188,7 +192,7 @@ def read_predictions(
     if "problem" in header:  # of `cclnet predict`: images that could not be read have no prediction
         unread = frame["problem"].astype(str).to_numpy() != ""
         if unread.any():
-            skipped = f"{_count(int(unread.sum()), 'image')} without a prediction (see the column 'problem')"
+            skipped = f"{counted(int(unread.sum()), 'image')} without a prediction (see the column 'problem')"
             warnings.warn(f"{path}: {skipped}, left out of all scores.", stacklevel=2)
             frame = frame[~unread].reset_index(drop=True)
     classes = tuple(name[2:] for name in header if name.startswith("p_"))
@@ -245,7 +249,7 @@ def _header_problems(header: list[str], classes: tuple[str, ...]) -> list[str]:
     if not classes:
         problems.append(f"no column 'p_<class>' with the probability of a class (found: {shown}).")
     if doubled := sorted({name for name in header if header.count(name) > 1}):
-        problems.append(f"{_count(len(doubled), 'column')} more than once: {_examples(doubled)}.")
+        problems.append(f"{counted(len(doubled), 'column')} more than once: {examples(doubled)}.")
     if "" in classes:
         problems.append("a column 'p_' without the name of its class.")
     return problems
@@ -266,9 +270,9 @@ def _read_labels(
     problems = []
     if strange:
         wrong = np.isin(kind_of, list(strange.values()))
-        named = _examples([repr(name) if name else "no label" for name in strange])
+        named = examples([repr(name) if name else "no label" for name in strange])
         problems.append(
-            f"{_count(int(wrong.sum()), 'image')} with a label that has no column p_<class>: {named} "
+            f"{counted(int(wrong.sum()), 'image')} with a label that has no column p_<class>: {named} "
             f"(first image: {images[wrong][0]}). Known classes: {', '.join(classes[:20])}"
             f"{', ...' if len(classes) > 20 else ''}."
         )
@@ -298,7 +302,7 @@ def image_columns(predictions: Predictions) -> Columns:
     classes = np.array(predictions.classes, dtype=np.str_)
     if predictions.multilabel:
         if odd := [name for name in predictions.classes if "|" in name]:
-            raise InputError(f"labels are joined by '|', so no class name may contain it: {_examples(odd)}. Rename it.")
+            raise InputError(f"labels are joined by '|', so no class name may contain it: {examples(odd)}. Rename it.")
         labels = np.array(["|".join(classes[row]) for row in predictions.labels.astype(bool)], dtype=np.str_)
     else:
         labels = classes[predictions.labels]
