@@ -99,7 +99,7 @@ def test_single_label_methods_are_refused(films: Path, method: str) -> None:
     settings = make_settings(
         {"data": str(films / "films.csv"), "method": method, "augment": {"crop": 28}, "short_side": 32}
     )
-    with pytest.raises(InputError, match=f"method '{method}' .* several labels.* Use 'ccl-multilabel'"):
+    with pytest.raises(InputError, match=f"method '{method}' .* several.* Use 'ccl-multilabel'"):
         train(settings, films / f"refused-{method}", accelerator="cpu", progress=False, cache_dir=films / "never")
     assert not (films / "never").exists()  # before anything was decoded
 
