@@ -28,8 +28,8 @@ import torch
 from cclnet.data.synthetic import SyntheticSettings, known_similarity
 from cclnet.evaluation.similarity import agreement, inverse_frequency_agreement, mean_confusion
 from cclnet.files import write_json_bz2, write_whole
-from cclnet.reproduce.pages import write_documents
 from cclnet.reproduce.paper_figures import save_picture
+from cclnet.reproduce.tables import write_documents
 from cclnet.runs.folder import open_run
 from cclnet.runs.provenance import versions
 from cclnet.settings import make_settings

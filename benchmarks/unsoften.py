@@ -27,8 +27,8 @@ from cclnet.evaluation.metrics import overall_metrics, point_estimates
 from cclnet.files import write_json_bz2, write_whole
 from cclnet.functional import unsoften
 from cclnet.methods import Classes, build_method
-from cclnet.reproduce.pages import write_documents
 from cclnet.reproduce.seeds import PaperResult, read_results
+from cclnet.reproduce.tables import write_documents
 from cclnet.runs.folder import OpenedRun, open_run
 from cclnet.runs.predictions import write_predictions
 

@@ -27,8 +27,8 @@ from cclnet.files import write_whole
 from cclnet.methods.ccl_centroid import CCLCentroid
 from cclnet.methods.class_geometry import class_distances, geometry_from_means
 from cclnet.reproduce.experiments import PaperCell
-from cclnet.reproduce.pages import write_documents
 from cclnet.reproduce.paper_figures import save_picture
+from cclnet.reproduce.tables import write_documents
 from cclnet.runs.predictions import Floats, read_predictions
 from cclnet.runs.provenance import versions
 from cclnet.training.loop import train

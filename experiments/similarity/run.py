@@ -17,9 +17,8 @@ from rich.console import Console
 from cclnet.cli import parse_list, parse_seeds
 from cclnet.data.sources import open_data
 from cclnet.errors import InputError
-from cclnet.reproduce.command import check_data, decode_once, print_pages
-from cclnet.reproduce.experiments import SMOKE_DATA, PaperCell, select, unique
-from cclnet.reproduce.pages import write_documents
+from cclnet.reproduce.experiments import SMOKE_DATA, PaperCell, check_data, decode_once, print_pages, select, unique
+from cclnet.reproduce.tables import write_documents
 from cclnet.sweep.cells import SweepOptions, SweepSummary, parse_shard
 from cclnet.sweep.local import run_sweep
 from similarity_cells import (

@@ -29,7 +29,6 @@ from cclnet.evaluation.similarity import (
 from cclnet.files import make_folder
 from cclnet.report.text import NONE
 from cclnet.reproduce.experiments import BACKBONES, COMPARED
-from cclnet.reproduce.pages import Grids, check_has_results, markdown, runs_text, write_tables
 from cclnet.reproduce.paper_figures import save_picture
 from cclnet.reproduce.seeds import PaperResult, SeedStatistics, read_results, seeds_of
 from cclnet.reproduce.tables import (
@@ -37,11 +36,16 @@ from cclnet.reproduce.tables import (
     NOT_RUN,
     PAIRS_CAPTION,
     Grid,
+    Grids,
     Lines,
+    check_has_results,
+    markdown,
     number,
     pair_fields,
+    runs_text,
     score_field,
     seed_count,
+    write_tables,
 )
 from cclnet.runs.folder import open_run
 from cclnet.runs.predictions import Floats

@@ -21,7 +21,7 @@ from cclnet.evaluation.compare import compare
 from cclnet.files import write_whole
 from cclnet.report.comparison import in_markdown
 from cclnet.reproduce.experiments import RECIPES
-from cclnet.reproduce.pages import write_documents
+from cclnet.reproduce.tables import write_documents
 from cclnet.settings import make_settings, read_settings
 from cclnet.training.loop import train
 from similarity_cells import USES

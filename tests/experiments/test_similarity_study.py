@@ -15,9 +15,8 @@ from cclnet.evaluation.similarity import agreement, mean_confusion
 from cclnet.methods import build_method
 from cclnet.methods.base import Classes
 from cclnet.report.html import render
-from cclnet.reproduce.pages import fill_markers, markdown
 from cclnet.reproduce.seeds import PaperResult, SeedStatistics, read_results
-from cclnet.reproduce.tables import Grid
+from cclnet.reproduce.tables import Grid, fill_markers, markdown
 from cclnet.runs.folder import RunFolder, open_run
 from cclnet.sweep.results import record_soft_labels
 from made_paper_results import kept, made_result, made_run

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from cclnet import METHODS, InputError, Loss, Method, build_method, functional, register_method
 from cclnet.cli import app
+from cclnet.data.sources import open_data
 from cclnet.methods import Classes, check_method_fits, method_card, method_settings, methods_for
 from cclnet.report.figures import loss_terms
 from cclnet.settings import make_settings
 from cclnet.sweep.compare_methods import fitting_entries
 from cclnet.training.loop import train
-from cclnet.training.setup import open_table
 
 COUNTS = (10, 60, 30)
 CLASSES = Classes(num_classes=3, in_features=6, counts=COUNTS)
@@ -244,7 +244,7 @@ def test_a_method_registered_from_outside_is_listed_and_trained(toy: str, tmp_pa
         "data": "synthetic:images=84,size=32", "short_side": 32, "augment": {"crop": 28}, "backbone": "test_resnet",
         "method": toy, "method_settings": {"penalty": 0.5}, "epochs": 1, "batch_size": 32,
     })  # fmt: skip
-    assert toy in [entry.method for entry in fitting_entries(open_table(settings))[0]]
+    assert toy in [entry.method for entry in fitting_entries(open_data(settings.data, settings))[0]]
     run = train(settings, tmp_path / "run", accelerator="cpu", progress=False, cache_dir=tmp_path / "cache")
     [record] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert record["loss"] == pytest.approx(record["cross_entropy"] + record["penalty"], rel=1e-5)

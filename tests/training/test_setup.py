@@ -49,6 +49,8 @@ def test_tasks_of_srun_get_their_ranks() -> None:
     assert find_launch(None, STEP | {"SLURM_PROCID": "0"}).variables["MASTER_PORT"] == variables["MASTER_PORT"]
     assert find_launch(None, STEP | {"SLURM_STEP_ID": "2"}).variables["MASTER_PORT"] != variables["MASTER_PORT"]
     assert find_launch(None, STEP | {"MASTER_PORT": "29500"}).variables["MASTER_PORT"] == "29500"
+    for nodes, first in (("gpu[03-05,9]", "gpu03"), ("a1,a2", "a1"), ("login", "login")):
+        assert find_launch(None, STEP | {"SLURM_STEP_NODELIST": nodes}).variables["MASTER_ADDR"] == first
 
 
 def test_a_task_that_sees_one_gpu_counts_as_a_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,18 +44,17 @@ def reproduce(
     cache_dir: Annotated[Path | None, typer.Option(help="Folder for decoded images.")] = None,
 ) -> None:
     """Run the paper's experiments on ISIC 2018 and write its tables and figures next to the published numbers."""
-    from cclnet.reproduce import command
-    from cclnet.reproduce.experiments import RECIPES
-    from cclnet.reproduce.pages import check_has_results, paper_blocks, write_documents
+    from cclnet.reproduce import experiments
+    from cclnet.reproduce.tables import check_has_results, paper_blocks, write_documents
     from cclnet.sweep.cells import parse_shard
 
     folder = results or out / "results"
     console = Console()
     failed = False
     if tables_only:
-        command.print_pages(command.write_again(what, split, folder), console)
+        experiments.print_pages(experiments.write_again(what, split, folder), console)
     else:
-        request = command.Request(
+        request = experiments.Request(
             what=tuple(what),
             data=data,
             out=out,
@@ -70,11 +69,11 @@ def reproduce(
             shard=parse_shard(shard),
             stall_minutes=stall_minutes,
             smoke=smoke,
-            recipes=recipes or RECIPES,
+            recipes=recipes or experiments.RECIPES,
             accelerator=accelerator,
             cache_dir=cache_dir,
         )
-        failed = bool(command.reproduce(request, console).failed)
+        failed = bool(experiments.reproduce(request, console).failed)
     if documents:
         check_has_results(folder)
         write_documents(Path(), paper_blocks(folder))

@@ -28,19 +28,9 @@ from cclnet.methods.ordinal import Ordinal
 from cclnet.methods.teacher_free import TeacherFree
 
 __all__ = [
-    "METHODS",
-    "Classes",
-    "Loss",
-    "Method",
-    "build_method",
-    "check_method_fits",
-    "method_card",
-    "method_class",
-    "method_settings",
-    "methods_for",
-    "register_method",
-    "rename_settings",
-]
+    "METHODS", "Classes", "Loss", "Method", "build_method", "check_method_fits", "method_card", "method_class",
+    "method_settings", "methods_for", "register_method", "rename_settings",
+]  # fmt: skip
 
 METHODS: dict[str, Callable[..., Method]] = {
     "ccl": CCL,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from cclnet.data.sources import open_data
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
 from cclnet.evaluation.compare import compare
@@ -24,7 +25,6 @@ from cclnet.report.text import count_text
 from cclnet.settings import Settings, in_json, make_settings, parse_overrides
 from cclnet.sweep.cells import Cell, SweepOptions, SweepSummary
 from cclnet.sweep.local import run_sweep
-from cclnet.training.setup import open_table
 
 EVERY_PAIR = "all"
 
@@ -131,7 +131,7 @@ def compare_methods(request: Request, console: Console | None = None) -> SweepSu
     """Run the cells that have no result, and write comparison.html, .md and .json, and scores.md, of all that have."""
     console = console or Console()
     began = time.time()
-    table = open_table(request.settings)
+    table = open_data(request.settings.data, request.settings)
     metrics = [metric.name for metric in compared_metrics("multi-label" if table.multilabel else "single-label")]
     if request.primary is not None and request.primary not in metrics:
         raise unknown("score", request.primary, metrics)

@@ -52,14 +52,8 @@ def benchmark(
 ) -> dict[str, Any]:
     """Measure each backbone; return images per second, their ratios, and what was measured on what.
 
-    Args:
-        settings: data, batch size, image size and precision; ``settings.data`` is any data set.
-        backbones: timm names.
-        methods: methods to time whole epochs of.
-        parts: what to measure, of PARTS.
-        epochs: timed epochs per method, after one epoch to warm up (which includes compilation).
-        repeats: the ceiling is the median of so many timings.
-        accelerator: "auto", "cpu" or "cuda".
+    ``epochs`` are timed per method, after one epoch to warm up (which includes compilation). The ceiling is the median
+    of ``repeats`` timings.
     """
     for part in parts:
         if part not in PARTS:

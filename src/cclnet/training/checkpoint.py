@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,28 +49,19 @@ class CheckpointWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._thread: threading.Thread | None = None
-        self._error: InputError | None = None
+        self._written: Future[Path] | None = None
 
     def save(self, state: dict[str, Any], epoch: int, step: int) -> None:
         self.close()
-        self._thread = threading.Thread(target=self._write, args=(_copy_to_cpu(state), epoch, step))
-        self._thread.start()
-
-    def _write(self, state: dict[str, Any], epoch: int, step: int) -> None:
-        try:
-            save_checkpoint(self.folder, state, epoch, step)
-        except InputError as error:
-            self._error = error
+        thread = ThreadPoolExecutor(1)
+        self._written = thread.submit(save_checkpoint, self.folder, _copy_to_cpu(state), epoch, step)
+        thread.shutdown(wait=False)  # the thread ends when the checkpoint is written
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
 
 
 def _copy_to_cpu(value: Any) -> Any:

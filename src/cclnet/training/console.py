@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -40,9 +40,7 @@ class StopRequest:
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._restore()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -67,14 +65,9 @@ class StopRequest:
 
 
 class Display:
-    """A progress bar on a terminal, plain lines elsewhere, and TensorBoard.
+    """A progress bar on a terminal, plain lines elsewhere, and TensorBoard's files in the run folder.
 
-    Args:
-        run: where TensorBoard's files are written.
-        epochs, steps: number of epochs, and of steps per epoch.
-        done: steps that were completed before.
-        show: print progress.
-        tensorboard: write TensorBoard's files.
+    ``steps`` is the number of steps per epoch, ``done`` that of steps completed before.
     """
 
     def __init__(self, run: RunFolder, epochs: int, steps: int, done: int, *, show: bool, tensorboard: bool) -> None:
@@ -106,9 +99,7 @@ class Display:
         self.progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.progress.stop()
         if self.writer is not None:
             self.writer.close()

@@ -50,10 +50,9 @@ def compiled(function: Any, fullgraph: bool = False) -> Any:
 def _configure_compile_workers() -> None:
     """Use half of the cores for compile workers, and keep the workers while the process lives.
 
-    Compile workers compete with the main thread for CPU: with 8 of them instead of 16 on 16 cores, the first step came
-    after 53 s instead of 64 s. By default torch stops workers that were idle for 60 s and forks new ones, from a
-    process that may still have threads, when the next run in the same process compiles. Such a fork can deadlock, and
-    the compiler waits for its workers without a limit. The environment variables TORCHINDUCTOR_COMPILE_THREADS and
+    More workers compete with the main thread: with 8 instead of 16 on 16 cores, the first step came after 53 s instead
+    of 64 s. By default torch stops idle workers after 60 s and forks new ones for the next run, from a process with
+    threads, which can deadlock. The environment variables TORCHINDUCTOR_COMPILE_THREADS and
     TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL take precedence.
     """
     config = torch._inductor.config

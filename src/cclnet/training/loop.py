@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from lightning.fabric import Fabric
+from safetensors.torch import save
 from torch import Tensor, nn
 
+from cclnet.data.loader import Rows
 from cclnet.errors import InputError, Interrupted, NotFinite
 from cclnet.functional import inverse_of
 from cclnet.network import CCLNet, Classifier
@@ -37,7 +38,7 @@ from cclnet.training.setup import (
     train_loader,
 )
 from cclnet.training.step import TrainStep
-from cclnet.training.validate import Tester, WeightAverage, describe, write_artifacts
+from cclnet.training.validate import Tester, WeightAverage, describe, predictions
 
 EpochHook = Callable[[dict[str, Any], CCLNet], None]
 StepHook = Callable[[int, int], None]
@@ -56,15 +57,9 @@ def train(
 ) -> Path:
     """Train a classifier, write its run folder and return the folder.
 
-    Args:
-        settings: settings of a new run; None resumes the run in ``out`` with its own settings where it stopped.
-        out: the run folder.
-        devices: processes to start, one per device. torchrun and SLURM override it.
-        accelerator: "auto", "cpu" or "cuda".
-        cache_dir: folder for decoded images, instead of the one in the settings; a new run records it.
-        progress: show a progress bar and one line per epoch.
-        on_epoch: called after each epoch with its record and the network.
-        on_step: called after each step with the epoch and the step, both counted from 1.
+    ``settings`` None resumes the run in ``out`` with its own settings where it stopped. ``cache_dir`` replaces that of
+    the settings. ``on_step`` is called after each step with the epoch and the step, both counted from 1. The other
+    arguments are those of ``cclnet.train``.
     """
     run = RunFolder(out)
     resumed = settings is None
@@ -126,11 +121,9 @@ class Training:
             wrapped,
             self.optimizer,
             fabric.backward,
-            settings.augment,
+            settings,
             self.mean,
             self.std,
-            clip=settings.clip,
-            accumulate=settings.accumulate,
             compile=compiling,
             capture=compiling and on_gpu and fabric.world_size == 1,
             during_warmup=self._plan_convolutions,
@@ -175,7 +168,9 @@ class Training:
         """Train to the end of the epoch; return False if stopped before it."""
         if self.steps == 0:
             # Seeded per epoch, so that dropout does not depend on how often a run was resumed.
-            torch.manual_seed(_combine_seeds(self.settings.seed, self.epoch, self.fabric.global_rank))
+            # One seed from several numbers, without the collisions of a sum.
+            numbers = np.random.SeedSequence((self.settings.seed, self.epoch, self.fabric.global_rank))
+            torch.manual_seed(int(numbers.generate_state(1, np.uint64)[0] >> np.uint64(1)))
         self._set_training_mode()
         self._epoch_began, self._first_step = time.monotonic(), self.steps
         softness = self._softness(self.records[-1] if self.records else {})
@@ -275,7 +270,7 @@ class Training:
             for buffer in self.shipped_classifier.buffers():
                 torch.distributed.broadcast(buffer, 0)
 
-    def _tester(self, rows: npt.NDArray[np.intp]) -> Tester:
+    def _tester(self, rows: Rows) -> Tester:
         return Tester(self.settings, self.data, rows, self.fabric, self.mean, self.std)
 
     def finish(self) -> None:
@@ -285,11 +280,15 @@ class Training:
         logits = self._tester(rows).logits(self.shipped_classifier)
         self._check_logits(bool(logits.isfinite().all()))
         if self.fabric.is_global_zero:
-            method = self.network.method
             trained = TrainedInfo(epochs=self.epoch, best=self.best, seconds=round(self.seconds, 3))
-            target = method.target() if self.settings.unsoften else None
-            description = describe(self.settings, self.data, self.fabric, trained, method.collapse_softness, target)
-            write_artifacts(self.run, self.data, self.network, self.shipped_classifier, rows, logits, description)
+            description = describe(self.settings, self.data, self.fabric, trained, self.network.method)
+            weights = self.shipped_classifier.shipped.state_dict()
+            weights = {name: value.contiguous().cpu() for name, value in weights.items()}
+            self.run.write_model(save(weights), description)
+            soft_labels = self.network.soft_labels()
+            if soft_labels is not None:
+                self.run.write_soft_labels(self.data.table.classes, soft_labels.double().cpu().numpy())
+            self.run.write_predictions(predictions(self.data, rows, logits, description.target))
         self.fabric.barrier()  # no rank reads the artifacts before they are written
 
     def _plan_convolutions(self) -> Callable[[], None] | None:
@@ -338,15 +337,8 @@ class Training:
         self.step.terms = state["terms"]
         self.seconds, self.best = state["seconds"], state["best"]
         self.records = self.run.read_history()[: self.epoch]
-        if (
-            len(state["random"]) == self.fabric.world_size
-        ):  # with other ranks the random state is that of the next epoch
+        if len(state["random"]) == self.fabric.world_size:  # else the ranks get new random states at the next epoch
             # Cloned, because set_rng_state ignores the offset of a row in its storage.
             torch.set_rng_state(state["random"][self.fabric.global_rank].clone())
             if self.fabric.device.type == "cuda" and state["device_random"].numel():
                 torch.cuda.set_rng_state(state["device_random"][self.fabric.global_rank].clone())
-
-
-def _combine_seeds(*numbers: int) -> int:
-    """Return one seed from several numbers, without the collisions of a sum."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cclnet.data.cache import DecodedImages, decode
-from cclnet.data.loader import Loader
+from cclnet.data.loader import Loader, Rows
 from cclnet.data.sources import open_data
 from cclnet.data.split import make_split, read_split, write_split
 from cclnet.data.table import ImageTable
@@ -84,20 +84,14 @@ def make_deterministic() -> None:
 
 @dataclass(frozen=True)
 class Launch:
-    """The processes of a run.
+    """The processes of a run."""
 
-    Attributes:
-        devices: processes on this node, one per device.
-        nodes: number of nodes.
-        environment: how each process learns its rank. Explicit, because Lightning's detection of SLURM fails for jobs
-            named like a shell and for tasks that are not counted by node.
-        variables: environment variables that torchrun would have set, derived from SLURM's.
-    """
-
-    devices: int = 1
+    devices: int = 1  # processes on this node, one per device
     nodes: int = 1
+    # How each process learns its rank. Explicit, because Lightning's detection of SLURM fails for jobs named like a
+    # shell and for tasks that are not counted by node.
     environment: type[ClusterEnvironment] = LightningEnvironment
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)  # that torchrun would have set, derived from SLURM's
 
 
 def find_launch(devices: int | None = None, variables: Mapping[str, str] = os.environ) -> Launch:
@@ -122,24 +116,16 @@ def _slurm_launch(tasks: int, variables: Mapping[str, str]) -> Launch:
     if local > 1 and torch.cuda.device_count() == 1:  # --gpus-per-task=1: a task sees one GPU, like a node of its own
         local, nodes, local_rank, node = 1, tasks, "0", variables["SLURM_PROCID"]
     job, step = int(variables["SLURM_JOB_ID"]), int(variables["SLURM_STEP_ID"])
+    first_host = SLURMEnvironment.resolve_root_node_address(variables["SLURM_STEP_NODELIST"])
     return Launch(local, nodes, TorchElasticEnvironment, {
         # The first host of the step, and a port that is the same for all of its tasks and rarely for other steps.
-        "MASTER_ADDR": variables.get("MASTER_ADDR") or first_host(variables["SLURM_STEP_NODELIST"]),
+        "MASTER_ADDR": variables.get("MASTER_ADDR") or first_host,
         "MASTER_PORT": variables.get("MASTER_PORT") or str(FIRST_PORT + (31 * job + step) % PORTS),
         "WORLD_SIZE": str(tasks),
         "RANK": variables["SLURM_PROCID"],
         "LOCAL_RANK": local_rank,
         "GROUP_RANK": node,
     })  # fmt: skip
-
-
-def first_host(nodes: str) -> str:
-    """Return the first host of a SLURM node list.
-
-    >>> first_host("gpu[03-05,9]"), first_host("a1,a2"), first_host("login")
-    ('gpu03', 'a1', 'login')
-    """
-    return SLURMEnvironment.resolve_root_node_address(nodes)
 
 
 def is_rank_zero() -> bool:
@@ -161,15 +147,10 @@ class PreparedData:
         return np.flatnonzero(self.splits == split)
 
 
-def open_table(settings: Settings) -> ImageTable:
-    """Open the data of a run with the options in its settings."""
-    return open_data(settings.data, settings)
-
-
 def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric) -> PreparedData:
     """Open the data, split it (a resumed run keeps its split), and decode the images into the cache."""
     with fabric.rank_zero_first():  # the other ranks find the split and the decoded images
-        table = open_table(settings)
+        table = open_data(settings.data, settings)
         balanced = settings.class_weights or settings.balanced_sampling
         check_method_fits(settings.method, table.multilabel, balanced)  # before anything is decoded
         if run.split.exists():
@@ -195,20 +176,31 @@ def train_loader(settings: Settings, data: PreparedData, fabric: Fabric) -> Load
         # The mean over the training images is one, so that the scale of the loss does not change.
         counts = np.maximum(data.table.class_counts(rows), 1)
         weights = (len(rows) / (np.count_nonzero(data.table.class_counts(rows)) * counts))[data.table.labels]
+    return make_loader(
+        settings,
+        data,
+        rows,
+        fabric,
+        augment=settings.augment,
+        num_classes=data.table.num_classes,
+        weights=weights,
+        balanced=settings.balanced_sampling,
+    )
+
+
+def make_loader(settings: Settings, data: PreparedData, rows: Rows, fabric: Fabric, **options: Any) -> Loader:
+    """Return a loader of ``rows``; ``options`` are further arguments of Loader."""
     return Loader(
         data.images,
         data.table.labels,
         rows,
         batch_size=settings.batch_size,
-        augment=settings.augment,
-        num_classes=data.table.num_classes,
         seed=settings.seed,
-        device=fabric.device,
         resident=settings.resident,
+        device=fabric.device,
         rank=fabric.global_rank,
         world_size=fabric.world_size,
-        weights=weights,
-        balanced=settings.balanced_sampling,
+        **options,
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cclnet.data.augment import augment
 from cclnet.data.loader import Batch
-from cclnet.settings import AugmentSettings
+from cclnet.settings import Settings
 from cclnet.training.cuda_graph import capture_graph, compiled
 
 
@@ -25,9 +25,9 @@ class TrainStep:
             compilation or distributed training.
         optimizer: the gradients of each parameter group are clipped by their own norm.
         backward: runs the backward pass (Fabric's, which handles precision and strategy).
-        settings, mean, std: augmentation and normalisation of the images.
-        clip: largest gradient norm of a group; 0 for none.
-        accumulate: number of chunks of a batch that go through the network one after the other, to save memory.
+        settings: augmentation; ``clip``, the largest gradient norm of a group (0 for none); ``accumulate``, the number
+            of chunks of a batch that go through the network one after the other, to save memory.
+        mean, std: normalisation of the images.
         compile: compile the augmentation.
         capture: replay a CUDA graph (one GPU only).
         during_warmup: called before the capture; returns a function to run in a thread while the network compiles.
@@ -38,31 +38,27 @@ class TrainStep:
         network: nn.Module,
         optimizer: torch.optim.Optimizer,
         backward: Callable[[Tensor], None],
-        settings: AugmentSettings,
+        settings: Settings,
         mean: Tensor,
         std: Tensor,
         *,
-        clip: float,
-        accumulate: int,
         compile: bool,
         capture: bool,
         during_warmup: Callable[[], Callable[[], None] | None] = lambda: None,
     ) -> None:
-        self.network = network
-        self.optimizer = optimizer
-        self.backward = backward
-        self.clip = clip
-        self.accumulate = accumulate
-        self.capture = capture
-        self.during_warmup = during_warmup
+        self.network, self.optimizer, self.backward = network, optimizer, backward
+        self.clip, self.accumulate = settings.clip, settings.accumulate
+        self.capture, self.during_warmup = capture, during_warmup
         self.terms: list[str] = []  # names of the losses, known after the first step
         self._graph: torch.cuda.CUDAGraph | None = None
         self._graph_batch: Batch | None = None  # input and output of the graph: tensors at fixed addresses
         self._graph_losses: Tensor | None = None
 
+        augmentation = settings.augment
+
         def augment_batch(crops: Tensor, parameters: Tensor | None) -> Tensor:
             assert parameters is not None  # a training batch has them
-            return augment(crops, parameters, settings, mean, std)
+            return augment(crops, parameters, augmentation, mean, std)
 
         self.augment_batch = compiled(augment_batch, fullgraph=True) if compile else augment_batch
 

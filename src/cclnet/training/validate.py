@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
@@ -14,15 +13,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.optim.swa_utils import AveragedModel
 
 from cclnet.data.augment import normalise
-from cclnet.data.loader import Loader
+from cclnet.data.loader import Rows
 from cclnet.functional import unsoften
-from cclnet.network import CCLNet, Classifier
-from cclnet.runs.folder import RunFolder
+from cclnet.methods import Method
+from cclnet.network import Classifier
 from cclnet.runs.model import ModelDescription, TrainedInfo
 from cclnet.runs.predictions import Predictions
 from cclnet.runs.provenance import source_commit, versions
 from cclnet.settings import Settings, in_json
-from cclnet.training.setup import PreparedData
+from cclnet.training.setup import PreparedData, make_loader
 
 
 class WeightAverage(AveragedModel):
@@ -48,29 +47,12 @@ class Tester:
     """Computes logits of central crops of some rows of the data, each image once over all ranks."""
 
     def __init__(
-        self,
-        settings: Settings,
-        data: PreparedData,
-        rows: npt.NDArray[np.intp],
-        fabric: Fabric,
-        mean: Tensor,
-        std: Tensor,
+        self, settings: Settings, data: PreparedData, rows: Rows, fabric: Fabric, mean: Tensor, std: Tensor
     ) -> None:
         self.fabric, self.mean, self.std = fabric, mean, std
         self.labels = torch.as_tensor(data.table.labels[rows])
         self.num_classes = data.table.num_classes
-        self.loader = Loader(
-            data.images,
-            data.table.labels,
-            rows,
-            batch_size=settings.batch_size,
-            crop=settings.augment.crop,
-            seed=settings.seed,
-            device=fabric.device,
-            resident=settings.resident,
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
-        )
+        self.loader = make_loader(settings, data, rows, fabric, crop=settings.augment.crop)
 
     @torch.no_grad()
     def logits(self, classifier: Classifier) -> Tensor:
@@ -99,28 +81,8 @@ class Tester:
         return {"val_loss": float(cross_entropy(logits, self.labels)), "val_accuracy": float(right.mean())}
 
 
-def write_artifacts(
-    run: RunFolder,
-    data: PreparedData,
-    network: CCLNet,
-    classifier: Classifier,
-    rows: npt.NDArray[np.intp],
-    logits: Tensor,
-    description: ModelDescription,
-) -> None:
-    """Write model.safetensors, model.json, soft_labels.csv and predictions.csv (of ``rows``)."""
-    from safetensors.torch import save
-
-    weights = {name: value.contiguous().cpu() for name, value in classifier.shipped.state_dict().items()}
-    run.write_model(save(weights), description)
-    soft_labels = network.soft_labels()
-    if soft_labels is not None:
-        run.write_soft_labels(data.table.classes, soft_labels.double().cpu().numpy())
-    run.write_predictions(predictions(data, rows, logits, description.target))
-
-
 def predictions(
-    data: PreparedData, rows: npt.NDArray[np.intp], logits: Tensor, target: Sequence[Sequence[float]] | None = None
+    data: PreparedData, rows: Rows, logits: Tensor, target: Sequence[Sequence[float]] | None = None
 ) -> Predictions:
     """Return the predictions for ``rows``; soft labels ``target`` [K, K], where given, are removed from them."""
     table = data.table
@@ -138,18 +100,14 @@ def predictions(
 
 
 def describe(
-    settings: Settings,
-    data: PreparedData,
-    fabric: Fabric,
-    trained: TrainedInfo,
-    collapse_softness: float | None = None,
-    target: Tensor | None = None,
+    settings: Settings, data: PreparedData, fabric: Fabric, trained: TrainedInfo, method: Method
 ) -> ModelDescription:
     """Return the content of model.json: how to use the weights and where they come from.
 
     ``trained`` has the epochs, seconds and best score of the run; the rest of it is filled in here.
     """
     table, device = data.table, fabric.device
+    target = method.target() if settings.unsoften else None
     cpu = f"CPU, {torch.get_num_threads()} threads"
     mean, std = ((red, green, blue) for red, green, blue in (settings.input_mean, settings.input_std))
     return ModelDescription(
@@ -163,7 +121,7 @@ def describe(
         method=settings.method,
         method_settings=in_json(settings.method_settings),
         class_counts=tuple(table.class_counts(data.rows("train")).tolist()),
-        collapse_softness=collapse_softness,
+        collapse_softness=method.collapse_softness,
         target=None if target is None else tuple(map(tuple, target.double().tolist())),
         trained=replace(
             trained,
