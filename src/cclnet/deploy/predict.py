@@ -23,8 +23,7 @@ from cclnet.data.sources import manifest, open_data
 from cclnet.data.sources.image_files import below, image_files, locate
 from cclnet.data.table import ImageTable
 from cclnet.deploy.engines import prepare, torch_device
-from cclnet.deploy.explain import overlay
-from cclnet.deploy.predictor import FILES, Model, Prediction, load
+from cclnet.deploy.predictor import FILES, Model, Prediction, load, overlay
 from cclnet.errors import InputError
 from cclnet.files import make_folder, write_whole
 from cclnet.runs.model import ModelDescription

@@ -9,11 +9,11 @@ from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from cclnet.data.image_io import MAX_PIXELS
 from cclnet.deploy import engines
 from cclnet.deploy.engines import Engine, OnnxEngine, TorchEngine
-from cclnet.deploy.explain import Heat, enlarge, heat_of
 from cclnet.errors import InputError, unknown
 from cclnet.evaluation.decision import confidence, curve_of_run
 from cclnet.runs.folder import RunFolder
@@ -21,10 +21,13 @@ from cclnet.runs.model import AbstentionCurve, Calibration, ModelDescription, ha
 
 Floats = npt.NDArray[np.float64]
 Pixels = npt.NDArray[np.uint8]
+Heat = npt.NDArray[np.float32]  # class activation maps in 0..1
 
 FILES = {"onnx": "model.onnx", "torch": "model.safetensors"}
 SIMILAR = 3  # number of similar classes in a prediction
 MIN_WEIGHT = 0.005  # in a soft label: classes with less weight are not similar
+# From violet over green to yellow with rising brightness: readable for colour-blind people, and unlike skin.
+_COLOURS = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], np.float32)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Model:
 
     def run(self, batch: Pixels, explain: bool = False) -> tuple[Floats, Heat | None]:
         """Probabilities [N, K] of prepared images uint8 [N, h, w, 3]; with ``explain``, also the heat maps of their
-        most probable classes, [N, h', w'] in 0..1, at the resolution of the network (see ``explain.enlarge``)."""
+        most probable classes, [N, h', w'] in 0..1, at the resolution of the network (see :func:`enlarge`)."""
         expected = (*self.description.crop, 3)
         if batch.dtype != np.uint8 or batch.ndim != 4 or batch.shape[1:] != expected:
             raise InputError(
@@ -246,3 +249,30 @@ def _files_of(path: Path) -> tuple[Path, set[str]]:
         f"{path.name} is refused: models are loaded only from model.safetensors and model.onnx. Other kinds (.pt, "
         ".pth, .ckpt, .pkl, .pt2) can run code when they are loaded."
     )
+
+
+def heat_of(maps: npt.NDArray[np.floating]) -> Heat:
+    """Positive evidence for the class in 0..1: maps [N, h, w] without negative values, each divided by its maximum.
+
+    >>> heat_of(np.array([[[-1.0, 2.0, 4.0]]])).tolist()
+    [[[0.0, 0.5, 1.0]]]
+    """
+    positive = np.maximum(maps, 0).astype(np.float32)
+    largest = positive.max(axis=(1, 2), keepdims=True)
+    return np.divide(positive, largest, out=np.zeros_like(positive), where=largest > 0)
+
+
+def enlarge(heat: Heat, size: tuple[int, int]) -> Heat:
+    """A map [h', w'] resized to the size [h, w] of the image, bilinear."""
+    larger = Image.fromarray(heat).resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return np.clip(np.asarray(larger, np.float32), 0, 1)
+
+
+def overlay(pixels: Pixels, heat: Heat, strength: float = 0.55) -> Pixels:
+    """The image [h, w, 3] with its heat map [h, w] on it; where the heat is zero, the image is unchanged."""
+    position = np.clip(heat, 0, 1) * (len(_COLOURS) - 1)
+    below = np.minimum(position.astype(np.intp), len(_COLOURS) - 2)
+    between = (position - below)[..., None]
+    colours = _COLOURS[below] * (1 - between) + _COLOURS[below + 1] * between
+    cover = (strength * np.clip(heat, 0, 1))[..., None]
+    return np.rint(pixels * (1 - cover) + colours * cover).astype(np.uint8)

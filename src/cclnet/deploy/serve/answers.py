@@ -9,10 +9,9 @@ from pydantic import BaseModel, Field
 
 from cclnet import __version__
 from cclnet.data.image_io import FORMATS
-from cclnet.deploy.explain import enlarge
-from cclnet.deploy.predictor import Model, Prediction
+from cclnet.deploy.predictor import Model, Prediction, enlarge
 from cclnet.deploy.serve.decoding import Upload, data_uri
-from cclnet.deploy.serve.limits import ServeSettings
+from cclnet.deploy.serve.guard import ServeSettings
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import AbstentionCurve
 
