@@ -22,6 +22,7 @@ from cclnet.data.cache import decode
 from cclnet.data.image_io import UnreadableImage
 from cclnet.data.loader import Loader
 from cclnet.data.table import ImageTable
+from cclnet.deploy.engines import central
 from cclnet.deploy.predictor import Model, Prediction, enlarge, heat_of, overlay
 from cclnet.functional import unsoften
 from cclnet.network import TimmClassifier
@@ -311,8 +312,14 @@ def test_a_threshold_needs_a_held_out_split(tmp_path: Path) -> None:
         cclnet.load(folder).threshold(coverage=0.9)
 
 
+def test_the_central_crop() -> None:
+    pixels = np.arange(5, dtype=np.uint8)[:, None, None].repeat(3, 2)
+    assert central(pixels, (2, 1))[:, 0, 0].tolist() == [2, 3]
+
+
 def test_heat_is_what_speaks_for_a_class() -> None:
     maps = np.array([[[-4.0, 2.0], [1.0, 0.0]], [[-1.0, -2.0], [-3.0, -4.0]]])
+    assert heat_of(np.array([[[-1.0, 2.0, 4.0]]])).tolist() == [[[0.0, 0.5, 1.0]]]
     assert heat_of(maps).tolist() == [[[0.0, 1.0], [0.5, 0.0]], [[0.0, 0.0], [0.0, 0.0]]]
 
 

@@ -49,15 +49,7 @@ class Prediction:
 
 
 class Model:
-    """A classifier that is ready to predict, made by :func:`load`.
-
-    Attributes:
-        classes, multilabel: names of the K classes, and whether an image may carry several labels.
-        temperature: divides the logits; None where none was fitted (then probabilities are as trained).
-        soft_labels: [K, K], row k that of class k; None where the method learns none.
-        calibration: the temperature and, of an exported model, the abstention curve.
-        engine, device: "torch" or "onnx", and "cpu" or "cuda".
-    """
+    """A classifier that is ready to predict, made by :func:`load`."""
 
     def __init__(
         self, description: ModelDescription, engine: Engine, folder: Path, calibration: Calibration | None = None,
@@ -65,11 +57,11 @@ class Model:
     ) -> None:  # fmt: skip
         self.description = description
         self.folder = folder
-        self.calibration = calibration or Calibration()
-        self.soft_labels = soft_labels
+        self.calibration = calibration or Calibration()  # of an exported model with the abstention curve
+        self.soft_labels = soft_labels  # [K, K], row k that of class k; None where the method learns none
         self.classes, self.multilabel = description.classes, description.multilabel
-        self.temperature = self.calibration.temperature.value
-        self.engine, self.device = engine.name, engine.device
+        self.temperature = self.calibration.temperature.value  # None where none was fitted
+        self.engine, self.device = engine.name, engine.device  # "torch" or "onnx", "cpu" or "cuda"
         self._engine = engine
 
     @property
@@ -88,12 +80,8 @@ class Model:
             return False
 
     def prepare(self, image: Any, max_pixels: int = MAX_PIXELS) -> Pixels:
-        """An image (path, bytes of a file, Pillow image, uint8 array) as input of the network, uint8 [h, w, 3].
-
-        It is upright, resized to the run's short side and cropped to its centre: the pixels of the run's evaluation. A
-        file that is broken, or larger than ``max_pixels`` by its header, raises
-        :class:`cclnet.data.image_io.UnreadableImage`.
-        """
+        """An image as input of the network, uint8 [h, w, 3]; see :func:`cclnet.deploy.engines.prepare`. A file that is
+        broken, or larger than ``max_pixels`` by its header, raises ``UnreadableImage``."""
         return engines.prepare(image, self.description.short_side, self.description.crop, max_pixels)
 
     def run(self, batch: Pixels, explain: bool = False) -> tuple[Floats, Heat | None]:
@@ -143,7 +131,7 @@ class Model:
             Prediction(
                 probabilities=row,
                 classes=self.classes,
-                label=self._label(row),
+                label="|".join(np.array(self.classes)[row >= 0.5]) if self.multilabel else self.classes[row.argmax()],
                 confidence=float(confidences[i]),
                 abstain=None if threshold is None else bool(confidences[i] < threshold),
                 similar=self.similar(int(row.argmax())),
@@ -177,11 +165,6 @@ class Model:
         """The confidence below which to abstain, so that on the run's held-out images at least ``coverage`` of the
         images are kept, or at most ``risk`` of those kept are wrong."""
         return float(self.curve.threshold[self.curve.at(coverage, risk)])
-
-    def _label(self, row: Floats) -> str:
-        if self.multilabel:
-            return "|".join(name for name, p in zip(self.classes, row, strict=True) if p >= 0.5)
-        return self.classes[int(row.argmax())]
 
 
 def load(path: str | Path, device: str = "auto", engine: str = "auto", threads: int | None = None) -> Model:
@@ -242,9 +225,8 @@ def _files_of(path: Path) -> tuple[Path, set[str]]:
         return path, available
     if not path.is_file():
         raise InputError(f"{path} does not exist: give a run folder, or a folder or file that cclnet export wrote.")
-    for engine, name in FILES.items():
-        if path.name == name:
-            return path.parent, {engine}
+    if engines_of_file := {engine for engine, name in FILES.items() if path.name == name}:
+        return path.parent, engines_of_file
     raise InputError(
         f"{path.name} is refused: models are loaded only from model.safetensors and model.onnx. Other kinds (.pt, "
         ".pth, .ckpt, .pkl, .pt2) can run code when they are loaded."
@@ -252,11 +234,7 @@ def _files_of(path: Path) -> tuple[Path, set[str]]:
 
 
 def heat_of(maps: npt.NDArray[np.floating]) -> Heat:
-    """Positive evidence for the class in 0..1: maps [N, h, w] without negative values, each divided by its maximum.
-
-    >>> heat_of(np.array([[[-1.0, 2.0, 4.0]]])).tolist()
-    [[[0.0, 0.5, 1.0]]]
-    """
+    """Positive evidence for the class in 0..1: maps [N, h, w] without negative values, each divided by its maximum."""
     positive = np.maximum(maps, 0).astype(np.float32)
     largest = positive.max(axis=(1, 2), keepdims=True)
     return np.divide(positive, largest, out=np.zeros_like(positive), where=largest > 0)

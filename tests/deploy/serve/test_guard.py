@@ -10,7 +10,7 @@ import httpx
 import pytest
 from served import image_bytes, serving
 
-from cclnet.deploy.serve.guard import COOKIE, Limits, check_token
+from cclnet.deploy.serve.guard import COOKIE, Limits, check_token, host_of, is_local
 from cclnet.errors import InputError
 
 TOKEN = "k7Jq-4uPz_0aXw9Lm2Tr"
@@ -180,3 +180,8 @@ def test_a_silent_connection_is_closed(tmp_path: Path) -> None:
 def test_limits_must_be_positive() -> None:
     with pytest.raises(InputError, match=r"upload_bytes at least 1, got 0; seconds above 0, got 0"):
         Limits(upload_bytes=0, seconds=0)
+
+
+def test_names_of_hosts() -> None:
+    assert [host_of(name) for name in ("Localhost:8000", "[::1]:80", "[::1")] == ["localhost", "::1", ""]
+    assert is_local("127.0.0.1") and is_local("localhost") and is_local("::1") and not is_local("0.0.0.0")
