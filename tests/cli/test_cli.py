@@ -68,6 +68,7 @@ def test_seeds_are_whole_numbers(text: str) -> None:
 def test_each_seed_is_given_once() -> None:
     with pytest.raises(InputError, match="got '0,0'"):
         parse_seeds("0,0")
+    assert parse_seeds("0, 1,2,") == (0, 1, 2)
 
 
 def test_versions() -> None:

@@ -22,7 +22,8 @@ from cclnet.data.cache import decode
 from cclnet.data.image_io import UnreadableImage
 from cclnet.data.loader import Loader
 from cclnet.data.table import ImageTable
-from cclnet.deploy.predictor import Model, Prediction
+from cclnet.deploy.engines import central
+from cclnet.deploy.predictor import Model, Prediction, enlarge, heat_of, overlay
 from cclnet.functional import unsoften
 from cclnet.network import TimmClassifier
 from cclnet.runs.model import write_soft_labels
@@ -309,3 +310,31 @@ def test_a_threshold_needs_a_held_out_split(tmp_path: Path) -> None:
     (folder / "predictions.csv").unlink()
     with pytest.raises(InputError, match=r"holds no predictions.csv"):
         cclnet.load(folder).threshold(coverage=0.9)
+
+
+def test_the_central_crop() -> None:
+    pixels = np.arange(5, dtype=np.uint8)[:, None, None].repeat(3, 2)
+    assert central(pixels, (2, 1))[:, 0, 0].tolist() == [2, 3]
+
+
+def test_heat_is_what_speaks_for_a_class() -> None:
+    maps = np.array([[[-4.0, 2.0], [1.0, 0.0]], [[-1.0, -2.0], [-3.0, -4.0]]])
+    assert heat_of(np.array([[[-1.0, 2.0, 4.0]]])).tolist() == [[[0.0, 0.5, 1.0]]]
+    assert heat_of(maps).tolist() == [[[0.0, 1.0], [0.5, 0.0]], [[0.0, 0.0], [0.0, 0.0]]]
+
+
+def test_enlarging_keeps_the_range_and_the_place() -> None:
+    heat = np.zeros((4, 4), np.float32)
+    heat[3, 0] = 1
+    large = enlarge(heat, (64, 96))
+    assert large.shape == (64, 96) and large.dtype == np.float32 and large.min() >= 0 and large.max() <= 1
+    assert large[60, 5] > 0.9 and large[5, 90] == 0
+
+
+def test_an_overlay_covers_nothing_where_there_is_no_heat() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    heat = np.zeros((8, 8), np.float32)
+    heat[:, 4:] = 1
+    laid = overlay(pixels, heat, strength=1.0)
+    np.testing.assert_array_equal(laid[:, :4], pixels[:, :4])
+    assert (laid[:, 4:] == (253, 231, 37)).all()

@@ -279,3 +279,8 @@ def test_a_class_without_images_leaves_the_other_direction() -> None:
 def test_a_perfect_model_confuses_nothing() -> None:
     found = frequent_confusions(np.diag([5, 5, 5]).tolist(), ["A", "B", "C"], None)
     assert found.pairs == () and found.in_words == "No two classes were confused."
+
+
+def test_the_most_frequent_confusion() -> None:
+    pair = frequent_confusions([[9, 3, 0], [2, 8, 0], [0, 1, 5]], ["A", "B", "C"], None).pairs[0]
+    assert (pair.a, pair.b, pair.a_as_b + pair.b_as_a) == ("A", "B", 5)

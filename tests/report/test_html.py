@@ -195,6 +195,7 @@ def test_the_style_sheet_fetches_nothing() -> None:
 
 def test_markdown_shows_names_as_they_are() -> None:
     assert markdown_text("ISIC_0024306") == "ISIC_0024306"
+    assert markdown_text("a|b <script> *x*\n2") == r"a\|b &lt;script&gt; \*x\* 2"
     assert markdown_text("_a_ [x](y) `c`\t\n<b>&") == r"\_a\_ \[x\](y) \`c\` &lt;b&gt;&amp;"
 
 
@@ -235,6 +236,7 @@ def test_broken_files_are_named(make_run: MakeRun) -> None:
 def test_settings_are_listed_as_they_would_be_given() -> None:
     settings = {"deterministic": True, "drops": [0.5, 0.75], "split": {"by": "group"}}
     assert list(flat_settings(settings)) == [("deterministic", "true"), ("drops", "0.5, 0.75"), ("split.by", "group")]
+    assert list(flat_settings({"lr": 0.1})) == [("lr", "0.1")]
 
 
 def opened(uri: str) -> Image.Image:

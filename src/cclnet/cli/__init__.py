@@ -107,10 +107,7 @@ def parse_list(text: str) -> tuple[str, ...]:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """
-    >>> parse_seeds("0, 1,2,")
-    (0, 1, 2)
-    """
+    """The seeds in a text such as "0,1,2"."""
     try:
         seeds = tuple(int(word) for word in parse_list(text))
     except ValueError:

@@ -64,7 +64,8 @@ def predict(
     seconds = time.perf_counter() - began
     predicting.write_csv(out, model, found)
     read = len(inputs) - len(found.problems)
-    abstained = "" if threshold is None else f", {found.abstained:,} of them referred to a person"
+    referred = sum(1 for prediction in found.predictions if prediction and prediction.abstain)
+    abstained = "" if threshold is None else f", {referred:,} of them referred to a person"
     speed = f"{read / seconds:,.0f} images per second by {model.engine} on {model.device}"
     console.print(f"{read:,} of {len(inputs):,} images predicted{abstained} ({speed}): {escape(str(out))}",
                   highlight=False, soft_wrap=True)  # fmt: skip

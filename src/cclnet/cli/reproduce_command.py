@@ -10,14 +10,12 @@ from rich.console import Console
 
 from cclnet.cli import Accelerator, parse_list, parse_seeds
 
+WHAT = "all: all that docs/reproduce.md reports, with its seeds and splits; or table1, table2, figures."
+ONLY = "Runs by name, in this order: 'paper-resnet18-*,*-ccl-seed1'. Default: all."
+
 
 def reproduce(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            help="all: all that docs/reproduce.md reports, with its seeds and splits; or table1, table2, figures."
-        ),
-    ],
+    what: Annotated[list[str], typer.Argument(help=WHAT)],
     data: Annotated[str, typer.Option(help="The ISIC 2018 images, as downloaded.")] = "",
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/reproduce"),
     results: Annotated[Path | None, typer.Option(help="Folder for results and tables. Default: OUT/results.")] = None,
@@ -27,18 +25,12 @@ def reproduce(
     split: Annotated[str, typer.Option(help="paper, or lesion: no lesion in two splits.")] = "paper",
     max_minutes: Annotated[float, typer.Option(help="Limit for everything; the same command continues later.")] = 0.0,
     parallel: Annotated[int, typer.Option(help="Runs at once, spread over the GPUs.")] = 1,
-    only: Annotated[
-        str, typer.Option(help="Runs by name, in this order: 'paper-resnet18-*,*-ccl-seed1'. Default: all.")
-    ] = "",
+    only: Annotated[str, typer.Option(help=ONLY)] = "",
     shard: Annotated[str, typer.Option(help="i/n: this is machine i of n that share the runs.")] = "1/1",
     stall_minutes: Annotated[float, typer.Option(help="Restart a run that makes no progress for so long.")] = 10.0,
     smoke: Annotated[bool, typer.Option("--smoke", help="Everything, tiny, on synthetic images.")] = False,
-    tables_only: Annotated[
-        bool, typer.Option("--tables-only", help="Run nothing; write the tables from the results.")
-    ] = False,
-    documents: Annotated[
-        bool, typer.Option("--documents", help="Also update the tables in docs/ and README.md.")
-    ] = False,
+    tables_only: Annotated[bool, typer.Option("--tables-only", help="Only write the tables of the results.")] = False,
+    documents: Annotated[bool, typer.Option("--documents", help="Also update docs/ and README.md.")] = False,
     recipes: Annotated[Path | None, typer.Option(help="Folder of paper.toml and lesion.toml.")] = None,
     accelerator: Accelerator = "auto",
     cache_dir: Annotated[Path | None, typer.Option(help="Folder for decoded images.")] = None,

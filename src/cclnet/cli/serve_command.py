@@ -40,7 +40,7 @@ def serve(
         raise InputError(f"serving needs {error.name}: pip install 'cclnet[serve,export]'") from error
     if not hasattr(os, "fork"):
         raise InputError("cclnet serve needs Linux or macOS: on Windows use WSL, or cclnet predict.")
-    from cclnet.deploy.serve.limits import Limits, ServeSettings
+    from cclnet.deploy.serve.guard import Limits, ServeSettings
     from cclnet.deploy.serve.server import serve as run_server
 
     limits = Limits(upload_bytes=round(max_megabytes * 2**20), pixels=round(max_megapixels * 1e6), seconds=max_seconds)

@@ -43,11 +43,7 @@ def prepare(image: Any, short_side: int, crop: tuple[int, int], max_pixels: int 
 
 
 def central(pixels: Pixels, crop: tuple[int, int]) -> Pixels:
-    """The central crop, as in the evaluation of a run.
-
-    >>> central(np.arange(5, dtype=np.uint8)[:, None, None].repeat(3, 2), (2, 1))[:, 0, 0].tolist()
-    [2, 3]
-    """
+    """The central crop, as in the evaluation of a run."""
     height, width = crop
     top, left = (round((have - want) / 2) for have, want in zip(pixels.shape[:2], crop, strict=True))
     return pixels[top : top + height, left : left + width]

@@ -12,7 +12,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,6 @@ def export(run: str | Path, format: str = "onnx", out: str | Path | None = None,
         format: "onnx", from a uint8 image to probabilities and maps, in ONNX Runtime and without cclnet; "torch", a
             torch.export program (.pt2) of the same; "safetensors", the weights alone, for ``cclnet.load`` or timm.
         out: a folder that does not exist or is empty. Default: ``export-FORMAT`` in the run folder.
-        licence: of the weights, for the card.
     """
     run = Path(run).expanduser()
     if format not in FORMATS:
@@ -79,10 +78,10 @@ def export(run: str | Path, format: str = "onnx", out: str | Path | None = None,
         else:
             write_whole(path, files.weights.read_bytes())
             exported_run = _numpy_outputs(read_shipped(path, description, temperature))
-        agreement = check(shipped, check_images(description.crop), exported_run, f"the exported {path.name}")
+        checked = check(shipped, check_images(description.crop), exported_run, f"the exported {path.name}")
         if files.find_predictions() is not None:
             calibration = replace(calibration, abstention=curve_of_run(run, temperature))
-        exported, written = exported_description(description, shipped, format, agreement), RunFolder(partial)
+        exported, written = exported_description(description, shipped, format, checked), RunFolder(partial)
         write_model_file(written.model, exported)
         written.write_calibration(calibration)
         soft_labels = files.read_soft_labels(description.classes)
@@ -108,7 +107,7 @@ def _numpy_outputs(program: Callable[..., Any]) -> Run:
 
 
 def exported_description(
-    description: ModelDescription, shipped: Shipped, format: str, agreement: Agreement
+    description: ModelDescription, shipped: Shipped, format: str, checked: dict[str, Any]
 ) -> ModelDescription:
     """model.json of an export: that of the run, how to prepare an image, and the result of the check."""
     height, width = description.crop
@@ -138,7 +137,7 @@ def exported_description(
         output=output,
         label_threshold=0.5 if description.multilabel else None,
         maps=shipped.maps,
-        checked=asdict(agreement),
+        checked=checked,
         versions=package_versions(["torch", "timm", *(["onnx", "onnxruntime"] if format == "onnx" else [])]),
     )
     return replace(description, trained=trained, export=export)
@@ -152,7 +151,7 @@ def onnx_program(shipped: Shipped, description: ModelDescription, temperature: f
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise InputError("exporting to ONNX needs onnx and onnxscript: pip install 'cclnet[export]'") from error
-    with _quietly(), _named_failure(description, "ONNX"):
+    with _exporting(description, "ONNX"):
         program = torch.onnx.export(
             shipped.cpu(),
             (_example(description),),
@@ -175,7 +174,7 @@ def torch_program(shipped: Shipped, description: ModelDescription) -> tuple[byte
 
     The example inputs, which torch would pickle, are left out: the rest is JSON and raw numbers.
     """
-    with _quietly(), _named_failure(description, "torch.export"), torch.no_grad():
+    with _exporting(description, "torch.export"), torch.no_grad():
         program = torch.export.export(
             shipped.cpu(), (_example(description),), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},)
         )
@@ -190,8 +189,8 @@ def _example(description: ModelDescription) -> torch.Tensor:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Silence the exporters, whose notes are for their developers."""
+def _exporting(description: ModelDescription, kind: str) -> Iterator[None]:
+    """Silence the exporters, whose notes are for their developers, and name the network in their errors."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -200,27 +199,11 @@ def _quietly() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
+        raise InputError(f"{description.backbone} cannot be exported to {kind}: {first_line(error)}.") from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-@contextmanager
-def _named_failure(description: ModelDescription, kind: str) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
-        raise InputError(f"{description.backbone} cannot be exported to {kind}: {first_line(error)}.") from error
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The largest difference in probability, and in maps relative to their largest value."""
-
-    images: int
-    batches: tuple[int, ...]
-    probability: float
-    map: float | None
 
 
 def check_images(crop: tuple[int, int], count: int = 8) -> Pixels:
@@ -238,15 +221,13 @@ def check_images(crop: tuple[int, int], count: int = 8) -> Pixels:
     return np.rint(images).astype(np.uint8)
 
 
-def check(shipped: Shipped, images: Pixels, run: Run, what: str) -> Agreement:
+def check(shipped: Shipped, images: Pixels, run: Run, what: str) -> dict[str, Any]:
     """Compare the outputs of ``run`` (probabilities, and maps if any) with the network in PyTorch, for one image and
-    for all at once; a difference is an error."""
+    for all at once. Returns the largest differences, those of maps relative to their largest value."""
     batches = (images[:1], images)
     worst, worst_map = 0.0, 0.0
     for batch in batches:
-        with torch.no_grad():
-            expected = [output.numpy() for output in shipped(torch.from_numpy(batch))]
-        given = run(batch)
+        expected, given = _numpy_outputs(shipped)(batch), run(batch)
         if len(given) != len(expected):
             raise InputError(f"{what} has {len(given)} outputs instead of {len(expected)}. It was discarded.")
         worst = max(worst, _largest(given[0], expected[0]))
@@ -258,7 +239,9 @@ def check(shipped: Shipped, images: Pixels, run: Run, what: str) -> Agreement:
             f"{what} differs from PyTorch by {worst:.2g} in probability (at most {MAX_DIFFERENCE:g} is allowed) and by "
             f"{worst_map:.2g} of the largest value in its maps (at most {MAX_MAP_DIFFERENCE:g}). It was discarded."
         )
-    return Agreement(len(images), tuple(map(len, batches)), worst, worst_map if shipped.maps else None)
+    sizes = tuple(map(len, batches))
+    map_difference = worst_map if shipped.maps else None
+    return {"images": len(images), "batches": sizes, "probability": worst, "map": map_difference}
 
 
 def _largest(given: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:

@@ -23,8 +23,7 @@ from cclnet.data.sources import manifest, open_data
 from cclnet.data.sources.source import below, image_files, locate
 from cclnet.data.table import ImageTable
 from cclnet.deploy.engines import prepare, torch_device
-from cclnet.deploy.explain import overlay
-from cclnet.deploy.predictor import FILES, Model, Prediction, load
+from cclnet.deploy.predictor import FILES, Model, Prediction, load, overlay
 from cclnet.errors import InputError
 from cclnet.files import make_folder, write_whole
 from cclnet.runs.model import ModelDescription
@@ -215,10 +214,6 @@ class Predicted:
     problems: dict[int, str]
     overlays: dict[int, str] = field(default_factory=dict)
 
-    @property
-    def abstained(self) -> int:
-        return sum(1 for p in self.predictions if p is not None and p.abstain)
-
 
 def predict(
     model: Model,
@@ -231,11 +226,7 @@ def predict(
 ) -> Predicted:
     """Predict all inputs. Unreadable images are skipped and listed with the reason.
 
-    Args:
-        threshold: abstain where the model is less confident.
-        explain: folder for the overlays (PNG) and heat maps of the most probable classes (.npy, [h, w] in 0..1).
-        batch_size: images per forward pass.
-        workers: processes that decode images. Default: one per core.
+    ``explain`` is a folder for overlays (PNG) and heat maps of the most probable classes (.npy, [h, w] in 0..1).
     """
     found = Predicted(inputs, [None] * len(inputs), dict(inputs.problems))
     folder = None if explain is None else make_folder(explain)

@@ -9,11 +9,11 @@ from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from cclnet.data.image_io import MAX_PIXELS
 from cclnet.deploy import engines
 from cclnet.deploy.engines import Engine, OnnxEngine, TorchEngine
-from cclnet.deploy.explain import Heat, enlarge, heat_of
 from cclnet.errors import InputError, unknown
 from cclnet.evaluation.decision import confidence, curve_of_run
 from cclnet.runs.folder import RunFolder
@@ -21,10 +21,13 @@ from cclnet.runs.model import AbstentionCurve, Calibration, ModelDescription, ha
 
 Floats = npt.NDArray[np.float64]
 Pixels = npt.NDArray[np.uint8]
+Heat = npt.NDArray[np.float32]  # class activation maps in 0..1
 
 FILES = {"onnx": "model.onnx", "torch": "model.safetensors"}
 SIMILAR = 3  # number of similar classes in a prediction
 MIN_WEIGHT = 0.005  # in a soft label: classes with less weight are not similar
+# From violet over green to yellow with rising brightness: readable for colour-blind people, and unlike skin.
+_COLOURS = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], np.float32)
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,7 @@ class Prediction:
 
 
 class Model:
-    """A classifier that is ready to predict, made by :func:`load`.
-
-    Attributes:
-        classes, multilabel: names of the K classes, and whether an image may carry several labels.
-        temperature: divides the logits; None where none was fitted (then probabilities are as trained).
-        soft_labels: [K, K], row k that of class k; None where the method learns none.
-        calibration: the temperature and, of an exported model, the abstention curve.
-        engine, device: "torch" or "onnx", and "cpu" or "cuda".
-    """
+    """A classifier that is ready to predict, made by :func:`load`."""
 
     def __init__(
         self, description: ModelDescription, engine: Engine, folder: Path, calibration: Calibration | None = None,
@@ -62,11 +57,11 @@ class Model:
     ) -> None:  # fmt: skip
         self.description = description
         self.folder = folder
-        self.calibration = calibration or Calibration()
-        self.soft_labels = soft_labels
+        self.calibration = calibration or Calibration()  # of an exported model with the abstention curve
+        self.soft_labels = soft_labels  # [K, K], row k that of class k; None where the method learns none
         self.classes, self.multilabel = description.classes, description.multilabel
-        self.temperature = self.calibration.temperature.value
-        self.engine, self.device = engine.name, engine.device
+        self.temperature = self.calibration.temperature.value  # None where none was fitted
+        self.engine, self.device = engine.name, engine.device  # "torch" or "onnx", "cpu" or "cuda"
         self._engine = engine
 
     @property
@@ -85,17 +80,13 @@ class Model:
             return False
 
     def prepare(self, image: Any, max_pixels: int = MAX_PIXELS) -> Pixels:
-        """An image (path, bytes of a file, Pillow image, uint8 array) as input of the network, uint8 [h, w, 3].
-
-        It is upright, resized to the run's short side and cropped to its centre: the pixels of the run's evaluation. A
-        file that is broken, or larger than ``max_pixels`` by its header, raises
-        :class:`cclnet.data.image_io.UnreadableImage`.
-        """
+        """An image as input of the network, uint8 [h, w, 3]; see :func:`cclnet.deploy.engines.prepare`. A file that is
+        broken, or larger than ``max_pixels`` by its header, raises ``UnreadableImage``."""
         return engines.prepare(image, self.description.short_side, self.description.crop, max_pixels)
 
     def run(self, batch: Pixels, explain: bool = False) -> tuple[Floats, Heat | None]:
         """Probabilities [N, K] of prepared images uint8 [N, h, w, 3]; with ``explain``, also the heat maps of their
-        most probable classes, [N, h', w'] in 0..1, at the resolution of the network (see ``explain.enlarge``)."""
+        most probable classes, [N, h', w'] in 0..1, at the resolution of the network (see :func:`enlarge`)."""
         expected = (*self.description.crop, 3)
         if batch.dtype != np.uint8 or batch.ndim != 4 or batch.shape[1:] != expected:
             raise InputError(
@@ -140,7 +131,7 @@ class Model:
             Prediction(
                 probabilities=row,
                 classes=self.classes,
-                label=self._label(row),
+                label="|".join(np.array(self.classes)[row >= 0.5]) if self.multilabel else self.classes[row.argmax()],
                 confidence=float(confidences[i]),
                 abstain=None if threshold is None else bool(confidences[i] < threshold),
                 similar=self.similar(int(row.argmax())),
@@ -174,11 +165,6 @@ class Model:
         """The confidence below which to abstain, so that on the run's held-out images at least ``coverage`` of the
         images are kept, or at most ``risk`` of those kept are wrong."""
         return float(self.curve.threshold[self.curve.at(coverage, risk)])
-
-    def _label(self, row: Floats) -> str:
-        if self.multilabel:
-            return "|".join(name for name, p in zip(self.classes, row, strict=True) if p >= 0.5)
-        return self.classes[int(row.argmax())]
 
 
 def load(path: str | Path, device: str = "auto", engine: str = "auto", threads: int | None = None) -> Model:
@@ -239,10 +225,32 @@ def _files_of(path: Path) -> tuple[Path, set[str]]:
         return path, available
     if not path.is_file():
         raise InputError(f"{path} does not exist: give a run folder, or a folder or file that cclnet export wrote.")
-    for engine, name in FILES.items():
-        if path.name == name:
-            return path.parent, {engine}
+    if engines_of_file := {engine for engine, name in FILES.items() if path.name == name}:
+        return path.parent, engines_of_file
     raise InputError(
         f"{path.name} is refused: models are loaded only from model.safetensors and model.onnx. Other kinds (.pt, "
         ".pth, .ckpt, .pkl, .pt2) can run code when they are loaded."
     )
+
+
+def heat_of(maps: npt.NDArray[np.floating]) -> Heat:
+    """Positive evidence for the class in 0..1: maps [N, h, w] without negative values, each divided by its maximum."""
+    positive = np.maximum(maps, 0).astype(np.float32)
+    largest = positive.max(axis=(1, 2), keepdims=True)
+    return np.divide(positive, largest, out=np.zeros_like(positive), where=largest > 0)
+
+
+def enlarge(heat: Heat, size: tuple[int, int]) -> Heat:
+    """A map [h', w'] resized to the size [h, w] of the image, bilinear."""
+    larger = Image.fromarray(heat).resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return np.clip(np.asarray(larger, np.float32), 0, 1)
+
+
+def overlay(pixels: Pixels, heat: Heat, strength: float = 0.55) -> Pixels:
+    """The image [h, w, 3] with its heat map [h, w] on it; where the heat is zero, the image is unchanged."""
+    position = np.clip(heat, 0, 1) * (len(_COLOURS) - 1)
+    below = np.minimum(position.astype(np.intp), len(_COLOURS) - 2)
+    between = (position - below)[..., None]
+    colours = _COLOURS[below] * (1 - between) + _COLOURS[below + 1] * between
+    cover = (strength * np.clip(heat, 0, 1))[..., None]
+    return np.rint(pixels * (1 - cover) + colours * cover).astype(np.uint8)

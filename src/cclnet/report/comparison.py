@@ -9,21 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from cclnet.evaluation.compare import ComparedMetric, Comparison, MethodScores, MetricTest, PairComparison
 from cclnet.evaluation.metrics import AFTER, calibration_metrics, find, headline_metrics
 from cclnet.files import make_folder, write_whole
+from cclnet.report import text
 from cclnet.report.figures import Axis, Chart, Figure, agreement_table, soft_label_table
 from cclnet.report.html import evaluated_on, render, sentences
-from cclnet.report.text import (
-    NONE,
-    difference_interval_text,
-    difference_text,
-    interval_text,
-    value_text,
-    with_interval,
-)
 from cclnet.runs.scores import Estimate
 
 ROW = 36  # height of a row with its label
@@ -35,8 +28,8 @@ def write_comparison(out: str | Path, comparison: Comparison) -> Path:
     """Write comparison.html, .md and .json, and scores.md into the folder ``out``; returns the path of the page."""
     folder = make_folder(out)
     content = comparison_content(comparison)
-    text = json.dumps(comparison.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(folder / "comparison.json", text + "\n")
+    content_json = json.dumps(comparison.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+    write_whole(folder / "comparison.json", content_json + "\n")
     write_whole(folder / "comparison.md", render("comparison.md", **content))
     write_whole(folder / "scores.md", in_markdown(comparison))
     write_whole(folder / "comparison.html", render("comparison.html", **content))
@@ -76,7 +69,7 @@ def _differences(pair: PairComparison, metrics: Sequence[ComparedMetric], scale:
             if end is not None]  # fmt: skip
     titles = [find(m.name).title for m in metrics]
     texts = [_difference_with_interval(test, m.name) for m, test in zip(metrics, tests, strict=True)]
-    listed = "; ".join(f"{title}: {text}" for title, text in zip(titles, texts, strict=True))
+    listed = "; ".join(f"{title}: {shown}" for title, shown in zip(titles, texts, strict=True))
     unit = "points of 0.01" if scale == 100 else "own units"
     x, y = Axis.around(ends, f"← worse  ·  {unit}  ·  better →", zero=True), Axis(0, len(tests), bare=True)
     chart = Chart(x, y, f"Differences {pair.a} minus {pair.b}. {listed}.", height=64 + ROW * len(tests))
@@ -95,7 +88,7 @@ def _differences(pair: PairComparison, metrics: Sequence[ComparedMetric], scale:
 
 
 def _difference_with_interval(test: MetricTest, name: str) -> str:
-    return f"{difference_text(test.difference, name)} {difference_interval_text(test, name)}".strip()
+    return f"{text.difference_text(test.difference, name)} {text.difference_interval_text(test, name)}".strip()
 
 
 def seed_points(methods: Sequence[MethodScores], metric: ComparedMetric) -> Figure:
@@ -103,8 +96,8 @@ def seed_points(methods: Sequence[MethodScores], metric: ComparedMetric) -> Figu
     name, title = metric.name, find(metric.name).title
     scores = [method.scores[name] for method in methods]
     values = [v for s in scores for v in (*s.values, s.low, s.high, s.mean) if v is not None]
-    listed = "; ".join(f"{m.name}: mean {with_interval(Estimate(s.mean, s.low, s.high), name)}, seeds "
-                       f"{', '.join(value_text(v, name) for v in s.values)}"
+    listed = "; ".join(f"{m.name}: mean {text.with_interval(Estimate(s.mean, s.low, s.high), name)}, seeds "
+                       f"{', '.join(text.value_text(v, name) for v in s.values)}"
                        for m, s in zip(methods, scores, strict=True))  # fmt: skip
     label = "higher is better" if metric.higher_is_better else "lower is better"
     x, y_axis = Axis.around(values, label, percent=find(name).unit == "percent"), Axis(0, len(methods), bare=True)
@@ -115,10 +108,10 @@ def seed_points(methods: Sequence[MethodScores], metric: ComparedMetric) -> Figu
         if found.low is not None and found.high is not None:
             chart.segment((found.low, y), (found.high, y), "whisker s1")
         if found.mean is not None:
-            chart.dot(found.mean, y, "s1", 4.5, f"mean {value_text(found.mean, name)}")
+            chart.dot(found.mean, y, "s1", 4.5, f"mean {text.value_text(found.mean, name)}")
         for run, value in zip(method.runs, found.values, strict=True):
             if value is not None and len(method.runs) > 1:
-                chart.dot(value, y, "seed s2 open", 3.5, f"{run.name}: {value_text(value, name)}")
+                chart.dot(value, y, "seed s2 open", 3.5, f"{run.name}: {text.value_text(value, name)}")
     return Figure(title, chart.markup(), "")
 
 
@@ -127,12 +120,11 @@ def comparison_table(comparison: Comparison) -> Table:
     overall, headline = _headline(comparison)
     shown = _shown(comparison, {*overall[: SUMMARY - 1], *(name + AFTER for name in headline)})
     against = reference(comparison)
-    table = Table(title="mean over seeds", title_justify="left")
-    table.add_column("method", no_wrap=True)
-    for head in (*(find(name).title for name in shown), *([f"against {against}"] if against else [])):
-        table.add_column(head, justify="right")
+    heads = [*(find(name).title for name in shown), *([f"against {against}"] if against else [])]
+    columns = [Column("method", no_wrap=True), *(Column(head, justify="right") for head in heads)]
+    table = Table(*columns, title="mean over seeds", title_justify="left")
     for method in comparison.methods:
-        means = [value_text(method.scores[name].mean, name) for name in shown]
+        means = [text.value_text(method.scores[name].mean, name) for name in shown]
         table.add_row(escape(method.name), *means, *([_difference(comparison, method.name)] if against else []))
     return table
 
@@ -141,18 +133,9 @@ def in_markdown(comparison: Comparison) -> str:
     """The same table with more metrics, and with the interval of the primary one."""
     twice = [metric.name for metric in calibration_metrics(comparison.task) if metric.compared_after]
     names = {*_headline(comparison)[0][:SUMMARY], *twice, *(name + AFTER for name in twice)}
-    shown, primary, against = _shown(comparison, names), comparison.primary, reference(comparison)
-    heads = ["Method", "Seeds", *(find(name).title for name in shown)]
-    heads += [f"{find(primary).title} against `{against}`"] if against else []
-    lines = [heads, ["---", *["--:"] * (len(heads) - 1)]]
-    for method in comparison.methods:
-        fields = [f"`{method.name}`", str(len(method.runs))]
-        for name in shown:
-            own = method.scores[name]
-            interval = f"<br>{interval_text(own, name)}" if name == primary else ""
-            fields.append(value_text(own.mean, name) + interval)
-        lines.append([*fields, *([_difference(comparison, method.name)] if against else [])])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    differences = {method.name: _difference(comparison, method.name) for method in comparison.methods}
+    shown, against = _shown(comparison, names), reference(comparison)
+    return render("scores.md", comparison=comparison, shown=shown, against=against, differences=differences)
 
 
 def reference(comparison: Comparison) -> str | None:
@@ -177,6 +160,6 @@ def _difference(comparison: Comparison, name: str) -> str:
     primary = comparison.primary
     test = next((pair.metrics[primary] for pair in comparison.comparisons if pair.a == name), None)
     if test is None:
-        return NONE
+        return text.NONE
     direction = {"a": " better", "b": " worse", None: ""}[test.better]
     return _difference_with_interval(test, primary) + direction

@@ -377,9 +377,14 @@ def _picture(strength: Floats) -> str:
     pixels = np.empty((*strength.shape, 4), dtype=np.uint8)
     pixels[..., :3] = (46, 134, 200)
     pixels[..., 3] = np.rint(255 * np.clip(strength, 0, 1) ** 0.5)
+    return encoded(Image.fromarray(pixels), "PNG", optimize=True)
+
+
+def encoded(image: Image.Image, kind: str, **options: int) -> str:
+    """The image as a data URI."""
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    image.save(file, kind, **options)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 @dataclass(frozen=True)
@@ -411,10 +416,6 @@ def frequent_confusions(
     Frequency is the share of the images of a class, so that a common class is not part of every pair; a soft label also
     describes one image of its class. As many similar pairs are considered as confusions are shown, at most a third of
     all pairs, so that the agreement expected by chance stays low.
-
-    >>> found = frequent_confusions([[9, 3, 0], [2, 8, 0], [0, 1, 5]], ["A", "B", "C"], None)
-    >>> found.pairs[0].a, found.pairs[0].b, found.pairs[0].a_as_b + found.pairs[0].b_as_a
-    ('A', 'B', 5)
     """
     counts = np.asarray(confusion, dtype=np.int64)
     first, second = np.triu_indices(len(classes), k=1)

@@ -5,8 +5,6 @@ Python collects the content; its text is in the templates. ``sentences.txt`` hol
 
 from __future__ import annotations
 
-import base64
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -26,18 +24,8 @@ from cclnet.errors import InputError
 from cclnet.evaluation.compare import Comparison
 from cclnet.evaluation.metrics import find, headline_metrics
 from cclnet.files import make_folder, write_whole
-from cclnet.report import text
-from cclnet.report.figures import (
-    Records,
-    confusion_table,
-    frequent_confusions,
-    kept_at,
-    reliability,
-    risk_coverage,
-    series,
-    soft_label_table,
-    training_curves,
-)
+from cclnet.report import figures, text
+from cclnet.report.figures import Records, kept_at, series
 from cclnet.report.text import count_text, duration_text
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import has_similarity
@@ -53,11 +41,8 @@ def write_report(run: str | Path, scores: Scores, out: str | Path | None = None,
 
     The page is one file with all figures and pictures; it loads nothing and runs no script.
 
-    Args:
-        run: the run folder, or its predictions.csv.
-        scores: the result of ``cclnet.evaluation.evaluate.evaluate(run)``.
-        out: the folder to write to; default: that of the run.
-        data: where the images are, if they are not where the run's settings say.
+    ``run`` is the run folder or its predictions.csv; ``out`` the folder to write to, by default that of the run;
+    ``data`` where the images are, if they are not where the run's settings say.
     """
     run = Path(run)
     folder = make_folder((run if run.is_dir() else run.parent) if out is None else out)
@@ -75,39 +60,38 @@ def report_content(run: Path, scores: Scores, data: str | None = None) -> dict[s
     pictures, pictures_note = thumbnails([mistake.image for mistake in scores.mistakes], settings, data)
     stages = list(zip(("as trained", "after temperature"), calibration.stages(), strict=False))
     unit = "decisions" if scores.multilabel else "images"  # with several labels, every class is a decision
-    matrix = soft_labels.matrix if soft_labels else None
+    matrix, collapse = (soft_labels.matrix, soft_labels.collapse_softness) if soft_labels else (None, None)
+    trained = ((scores.model or {}).get("trained") or {}).get("versions") or {}
     return {
         "scores": scores,
         "what": what_it_is(scores),
         "evaluated_on": evaluated_on(scores),
-        "in_short": in_short(scores),
+        "in_short": sentences("summary", scores),
         "tiles": headline(scores),
         "class_scores": class_columns(scores),
-        "confusion": confusion_table(scores.confusion, classes) if scores.confusion else None,
-        "confusions": frequent_confusions(scores.confusion, classes, matrix) if scores.confusion else None,
+        "confusion": figures.confusion_table(scores.confusion, classes) if scores.confusion else None,
+        "confusions": figures.frequent_confusions(scores.confusion, classes, matrix) if scores.confusion else None,
         "pictures": pictures,
         "pictures_note": pictures_note,
         "calibration_stages": stages,
         "unit": unit,
         "calibration_figures": [
-            *(reliability(stage, f"Reliability {title}", unit) for title, stage in stages),
-            risk_coverage(calibration.before, calibration.after, unit),
+            *(figures.reliability(stage, f"Reliability {title}", unit) for title, stage in stages),
+            figures.risk_coverage(calibration.before, calibration.after, unit),
         ],
         "referral": [] if scores.multilabel else [kept_at(stages[-1][1], 1 - referred) for referred in REFERRED],
-        "soft_labels": soft_label_table(matrix, classes) if matrix else None,
+        "soft_labels": figures.soft_label_table(matrix, classes) if matrix else None,
         "soft_label_sentences": sentences("soft_labels", soft_labels) if soft_labels else [],
-        "training_figures": training_curves(records, soft_labels.collapse_softness if soft_labels else None),
+        "training_figures": figures.training_curves(records, collapse),
         "training_sentence": _training_sentence(records),
         "made": _made(scores),
         "settings": list(flat_settings(settings)),
-        "versions": _versions(scores),
+        "versions": [
+            *((f"{name} (training)", str(value)) for name, value in trained.items()),
+            *((f"{name} (evaluation)", value) for name, value in scores.versions.items()),
+        ],
         "missing": sentences("missing", scores, settings, records),
     }
-
-
-def in_short(scores: Scores) -> list[str]:
-    """A summary in sentences, most important first."""
-    return sentences("summary", scores)
 
 
 def what_it_is(scores: Scores) -> str:
@@ -141,11 +125,7 @@ def class_columns(scores: Scores) -> list[str]:
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Settings by dotted name, with values as they are written in settings.toml.
-
-    >>> list(flat_settings({"lr": 0.1, "split": {"by": "group"}}))
-    [('lr', '0.1'), ('split.by', 'group')]
-    """
+    """Settings by dotted name (split.by), with values as they are written in settings.toml."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from flat_settings(value, f"{prefix}{name}.")
@@ -180,21 +160,12 @@ def _made(scores: Scores) -> list[tuple[str, str]]:
     return [(name, f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in known]
 
 
-def _versions(scores: Scores) -> list[tuple[str, str]]:
-    trained = ((scores.model or {}).get("trained") or {}).get("versions") or {}
-    lines = [(f"{name} (training)", str(value)) for name, value in trained.items()]
-    return lines + [(f"{name} (evaluation)", value) for name, value in scores.versions.items()]
-
-
 def thumbnails(
     names: Sequence[str], settings: Mapping[str, Any], data: str | None = None
 ) -> tuple[dict[str, str], str]:
-    """Data URIs of the named images, and a note that says why some are missing (empty when none is).
+    """Data URIs of the images that predictions.csv names so, and a note that says why some are missing, or "".
 
-    Args:
-        names: images as predictions.csv names them.
-        settings: settings.toml of the run, which says where its data is.
-        data: where the data is now, if it has moved.
+    The data is where the run's settings say, or at ``data`` if it has moved.
     """
     location = data or settings.get("data")
     if not names or not location:
@@ -234,9 +205,7 @@ def data_uri(image: npt.NDArray[np.uint8]) -> str:
     """A JPEG of at most 96 pixels per side, as a data URI."""
     picture = Image.fromarray(image).convert("RGB")
     picture.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
-    file = io.BytesIO()
-    picture.save(file, "JPEG", quality=80, optimize=True)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return figures.encoded(picture, "JPEG", quality=80, optimize=True)
 
 
 def render(template: str, **content: Any) -> str:
@@ -273,6 +242,7 @@ def _templates() -> Environment:
         "p": text.p_text,
         "signed": text.signed_text,
         "counted": count_text,
+        "duration": duration_text,
         "one_line": lambda name: " ".join(name.split()),
         "md": markdown_text,
     }
@@ -280,10 +250,6 @@ def _templates() -> Environment:
 
 
 def markdown_text(value: object) -> str:
-    r"""Text that Markdown shows unchanged: on one line, without table cells, tags or emphasis of its own.
-
-    >>> print(markdown_text("a|b <script> *x*\n2"))
-    a\|b &lt;script&gt; \*x\* 2
-    """
+    """Text that Markdown shows unchanged: on one line, without table cells, tags or emphasis of its own."""
     line = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*|\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", line)

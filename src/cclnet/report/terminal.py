@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from cclnet.evaluation.compare import Comparison
 from cclnet.evaluation.evaluate import evaluate
@@ -56,26 +56,23 @@ def _print_end(warnings: Sequence[str], report: Path, console: Console) -> None:
 
 def _scores_table(scores: Scores) -> Table:
     split, calibration = scores.split, scores.calibration
-    table = Table(title=f"{split.images:,} images of the split '{split.name}', 95% intervals", title_justify="left")
-    table.add_column("score")
-    table.add_column("value", justify="right")
-    table.add_column("interval", justify="right")
+    title = f"{split.images:,} images of the split '{split.name}', 95% intervals"
+    numbers = [Column(name, justify="right") for name in ("value", "interval")]
+    table = Table("score", *numbers, title=title, title_justify="left")
     rows = []
     for name, number in headline(scores):
         rows.append((find(name).short, number))
         if calibration.after and name in calibration.after.scores:
             rows.append((f"… at temperature {calibration.temperature.value:.2f}", calibration.after.scores[name]))
-    for title, number in rows:
+    for name, number in rows:
         interval = "" if number.low is None or number.high is None else f"{number.low:.4f} – {number.high:.4f}"
-        table.add_row(escape(title), "–" if number.value is None else f"{number.value:.4f}", interval)
+        table.add_row(escape(name), "–" if number.value is None else f"{number.value:.4f}", interval)
     return table
 
 
 def _matrix_table(classes: Sequence[str], soft_labels: SoftLabelSummary) -> Table:
-    table = Table(title="soft labels, one row per class", title_justify="left")
-    table.add_column("class")
-    for name in classes:
-        table.add_column(escape(name), justify="right")
+    columns = [Column(escape(name), justify="right") for name in classes]
+    table = Table("class", *columns, title="soft labels, one row per class", title_justify="left")
     for row, (name, values) in enumerate(zip(classes, soft_labels.matrix, strict=True)):
         cells = [f"[bold]{v:.3f}[/bold]" if column == row else f"{v:.3f}" for column, v in enumerate(values)]
         table.add_row(escape(name), *cells)

@@ -10,22 +10,14 @@ NONE = "–"  # undefined
 
 
 def value_text(value: float | None, name: str) -> str:
-    """One value of a score.
-
-    >>> value_text(0.8617, "accuracy"), value_text(0.8617, "kappa"), value_text(None, "kappa")
-    ('86.2%', '0.862', '–')
-    """
+    """One value of a score: "86.2%", or "0.862" for a score that is no share."""
     if value is None:
         return NONE
     return f"{100 * value:.1f}%" if find(name).unit == "percent" else f"{value:.3f}"
 
 
 def interval_text(number: Estimate | MeanScore, name: str) -> str:
-    """The interval in the unit of its score; empty where there is none.
-
-    >>> interval_text(Estimate(0.5, 0.4, 0.6), "accuracy")
-    '[40.0, 60.0]'
-    """
+    """The interval in the unit of its score, "[40.0, 60.0]"; empty where there is none."""
     low, high = number.low, number.high
     if low is None or high is None:
         return ""
@@ -33,20 +25,12 @@ def interval_text(number: Estimate | MeanScore, name: str) -> str:
 
 
 def with_interval(number: Estimate, name: str) -> str:
-    """Value and interval.
-
-    >>> with_interval(Estimate(0.5, None, None), "accuracy")
-    '50.0%'
-    """
+    """Value and interval: "50.0% [40.0, 60.0]"."""
     return " ".join(text for text in (value_text(number.value, name), interval_text(number, name)) if text)
 
 
 def difference_text(value: float | None, name: str) -> str:
-    """A difference of two values of a score, with its sign; points are hundredths.
-
-    >>> difference_text(0.021, "accuracy"), difference_text(-0.2, "nll")
-    ('+2.1 points', '−0.200')
-    """
+    """A difference of two values of a score, with its sign: "+2.1 points" (hundredths), or "−0.200"."""
     if value is None:
         return NONE
     text = f"{100 * value:+.1f} points" if find(name).unit != "own" else f"{value:+.3f}"
@@ -63,22 +47,14 @@ def difference_interval_text(test: MetricTest | Estimate, name: str) -> str:
 
 
 def p_text(p: float | None) -> str:
-    """A p-value as journals print it.
-
-    >>> p_text(0.0004), p_text(0.0625), p_text(0.27)
-    ('< 0.001', '0.0625', '0.27')
-    """
+    """A p-value as journals print it: "< 0.001", "0.0625"."""
     if p is None:
         return NONE
     return "< 0.001" if p < 0.001 else f"{p:.3g}"
 
 
 def signed_text(value: float | None, digits: int = 2) -> str:
-    """A number around zero.
-
-    >>> signed_text(-0.314), signed_text(2.0), signed_text(-0.001), signed_text(-0.001, 3)
-    ('−0.31', '+2.00', '0.00', '−0.001')
-    """
+    """A number around zero: "−0.31", "+2.00", "0.00"."""
     if value is None:
         return NONE
     text = f"{value:+.{digits}f}"
@@ -86,20 +62,12 @@ def signed_text(value: float | None, digits: int = 2) -> str:
 
 
 def count_text(number: int, what: str, many: str = "") -> str:
-    """A count with its noun.
-
-    >>> count_text(1, "image"), count_text(2003, "image"), count_text(2, "class", "classes")
-    ('1 image', '2,003 images', '2 classes')
-    """
+    """A count with its noun: "1 image", "2,003 images"."""
     return f"{number:,} {what if number == 1 else many or what + 's'}"
 
 
 def duration_text(seconds: float) -> str:
-    """How long something took.
-
-    >>> duration_text(42.3), duration_text(600), duration_text(8000)
-    ('42 seconds', '10 minutes', '2.2 hours')
-    """
+    """How long something took: "42 seconds", "10 minutes", "2.2 hours"."""
     if seconds < 120:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

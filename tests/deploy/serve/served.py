@@ -18,7 +18,7 @@ from PIL import Image
 
 from cclnet.deploy.predictor import Model
 from cclnet.deploy.serve.app import create_app
-from cclnet.deploy.serve.limits import Limits, ServeSettings
+from cclnet.deploy.serve.guard import Limits, ServeSettings
 from cclnet.deploy.serve.server import listen, make_server
 from cclnet.errors import InputError
 from cclnet.runs.model import Calibration, FittedTemperature, ModelDescription, TrainedInfo

@@ -9,7 +9,7 @@ import pytest
 from served import colour_model
 
 from cclnet.deploy.predictor import Prediction
-from cclnet.deploy.serve.answers import explain_confidence, heat_location, make_answer
+from cclnet.deploy.serve.answers import explain_confidence, heat_location, make_answer, per_hundred, percent
 from cclnet.deploy.serve.decoding import Upload
 from cclnet.evaluation.decision import measure_curve
 
@@ -83,3 +83,16 @@ def test_heat_location(row: int, column: int, words: str) -> None:
     heat = np.full((9, 9), 0.1, np.float32)
     heat[row, column] = 1.0
     assert heat_location(heat) == words
+
+
+def test_heat_location_of_other_maps() -> None:
+    corner = np.array([[1, 0, 0], [0, 0, 0], [0, 0, 0]], np.float32)
+    assert heat_location(corner) == "in the upper left"
+    assert heat_location(np.ones((3, 3), np.float32)) == "in the centre or all over the image"
+    assert heat_location(np.zeros((3, 3), np.float32)) == "nowhere"
+
+
+def test_probabilities_in_words() -> None:
+    assert [percent(p) for p in (0.9341, 0.0004, 1.0, 0.0)] == ["93.4%", "less than 0.1%", "100%", "0%"]
+    words = [per_hundred(p) for p in (0.934, 0.998, 0.002)]
+    assert words == ["about 93 in 100", "more than 99 in 100", "fewer than 1 in 100"]

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from served import COLOURS, LIMITS, SOFT_LABELS, colour_model, image_bytes, serving
 
 from cclnet.deploy.serve.decoding import DecoderPool
-from cclnet.deploy.serve.limits import Limits
+from cclnet.deploy.serve.guard import Limits
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

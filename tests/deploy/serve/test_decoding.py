@@ -19,7 +19,7 @@ from served import LIMITS, image_bytes, serving
 
 from cclnet.deploy.serve import decoding
 from cclnet.deploy.serve.decoding import Decoder, DecoderPool, DecodingSettings
-from cclnet.deploy.serve.limits import Refused
+from cclnet.deploy.serve.guard import Refused
 from cclnet.errors import InputError
 
 UPLOADS = hostile_uploads()

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from served import colour_model, serving
 
 from cclnet.deploy.serve.app import create_app
-from cclnet.deploy.serve.limits import ServeSettings
+from cclnet.deploy.serve.guard import ServeSettings
 
 schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis to try the API with")
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from cclnet.deploy.serve.limits import Refused
+from cclnet.deploy.serve.guard import Refused
 from cclnet.deploy.serve.service import Batcher, Metrics
 
 

@@ -9,10 +9,9 @@ from pydantic import BaseModel, Field
 
 from cclnet import __version__
 from cclnet.data.image_io import FORMATS
-from cclnet.deploy.explain import enlarge
-from cclnet.deploy.predictor import Model, Prediction
+from cclnet.deploy.predictor import Model, Prediction, enlarge
 from cclnet.deploy.serve.decoding import Upload, data_uri
-from cclnet.deploy.serve.limits import ServeSettings
+from cclnet.deploy.serve.guard import ServeSettings
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import AbstentionCurve
 
@@ -116,7 +115,7 @@ class ModelInfo(BaseModel):
 
 
 def model_info(model: Model, settings: ServeSettings) -> ModelInfo:
-    from cclnet.report.html import evaluated_on, in_short
+    from cclnet.report.html import evaluated_on, sentences
 
     description, limits = model.description, settings.limits
     scores = RunFolder(model.folder).read_scores()
@@ -134,7 +133,7 @@ def model_info(model: Model, settings: ServeSettings) -> ModelInfo:
         short_side=description.short_side,
         crop=list(description.crop),
         soft_labels=None if model.soft_labels is None else model.soft_labels.tolist(),
-        judged=[] if scores is None else [f"Evaluated on {evaluated_on(scores)}.", *in_short(scores)],
+        judged=[] if scores is None else [f"Evaluated on {evaluated_on(scores)}.", *sentences("summary", scores)],
         heat_maps=model.has_maps,
         examples=bool(settings.examples),
         kept=settings.kept_in is not None,
@@ -205,20 +204,14 @@ def explain_confidence(
 
 
 def per_hundred(p: float) -> str:
-    """
-    >>> per_hundred(0.934), per_hundred(0.998), per_hundred(0.002)
-    ('about 93 in 100', 'more than 99 in 100', 'fewer than 1 in 100')
-    """
+    """A probability as "about 93 in 100"."""
     if p >= 0.995:
         return "more than 99 in 100"
     return "fewer than 1 in 100" if p < 0.005 else f"about {round(100 * p)} in 100"
 
 
 def percent(p: float) -> str:
-    """
-    >>> percent(0.9341), percent(0.0004), percent(1.0), percent(0.0)
-    ('93.4%', 'less than 0.1%', '100%', '0%')
-    """
+    """A probability as "93.4%"; only 0 and 1 are shown as 0% and 100%."""
     if p in (0.0, 1.0):
         return f"{p:.0%}"
     if p < 0.001:
@@ -227,13 +220,7 @@ def percent(p: float) -> str:
 
 
 def heat_location(heat: Heat) -> str:
-    """Return the location of the strongest half of a heat map [h, w] in words, for people who do not see it.
-
-    >>> heat_location(np.array([[1, 0, 0], [0, 0, 0], [0, 0, 0]], np.float32))
-    'in the upper left'
-    >>> heat_location(np.ones((3, 3), np.float32)), heat_location(np.zeros((3, 3), np.float32))
-    ('in the centre or all over the image', 'nowhere')
-    """
+    """Return the location of the strongest half of a heat map [h, w] in words, for people who do not see it."""
     strong = np.where(heat >= 0.5 * heat.max(), heat, 0)
     total = float(strong.sum())
     if total == 0:

@@ -22,8 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cclnet import __version__
 from cclnet.deploy.predictor import Model
 from cclnet.deploy.serve.answers import NOTICE, Answer, Examples, ModelInfo, Reason, Status, model_info
-from cclnet.deploy.serve.guard import Guard, host_of
-from cclnet.deploy.serve.limits import Refused, ServeSettings, busy
+from cclnet.deploy.serve.guard import Guard, Refused, ServeSettings, busy, host_of
 from cclnet.deploy.serve.service import Service
 from cclnet.settings import read_settings
 

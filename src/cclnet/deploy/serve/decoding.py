@@ -39,7 +39,7 @@ from python_multipart.multipart import Field, File, FormParser, parse_options_he
 
 from cclnet.data.image_io import UnreadableImage, read_image, read_resized, resize
 from cclnet.deploy.engines import central
-from cclnet.deploy.serve.limits import Limits, Refused, busy, too_large
+from cclnet.deploy.serve.guard import Limits, Refused, busy, too_large
 from cclnet.errors import InputError
 from cclnet.files import write_whole
 

@@ -1,22 +1,28 @@
-"""Middleware that checks host, origin and token of each request, and adds security headers to each response."""
+"""Settings of a server and the checks of requests: size and time of the body, then host, origin and token.
+
+The checks of host, origin and token are a middleware, which also adds security headers to each response.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import secrets
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cclnet.deploy.serve.limits import Limits, Refused, ServeSettings, read_body
 from cclnet.errors import InputError
 
+FORM_BYTES = 64 * 2**10  # allowed around the image in a form: boundaries, headers, other fields
 COOKIE = "cclnet_session"
 MIN_TOKEN_LENGTH = 16
 MAX_HEADER_BYTES = 16 * 2**10  # all headers of a request
@@ -35,6 +41,99 @@ SECURITY_HEADERS = {
 }
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Limits on uploads."""
+
+    upload_bytes: int = 20 * 2**20  # size of the image file
+    pixels: int = 50_000_000  # size of the image according to its header, checked before decoding
+    seconds: float = 30.0  # for receiving the upload, for decoding it, and for the network, each
+    in_memory: int = 64  # uploads in memory at once; the bodies of further requests are not read yet
+    waiting: int = 256  # requests in progress; further requests are refused
+
+    def __post_init__(self) -> None:
+        counts = ("upload_bytes", "pixels", "in_memory", "waiting")
+        wrong = [f"{name} at least 1, got {getattr(self, name)}" for name in counts if getattr(self, name) < 1]
+        wrong += [f"seconds above 0, got {self.seconds:g}"] if not self.seconds > 0 else []
+        if wrong:
+            raise InputError(f"these limits would refuse every upload. Expected {'; '.join(wrong)}.")
+
+    @property
+    def megabytes(self) -> str:
+        return f"{self.upload_bytes / 2**20:.3g} MB"
+
+    @property
+    def megapixels(self) -> str:
+        return f"{self.pixels / 1e6:.3g} megapixels"
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """How a model is served."""
+
+    name: str = ""  # of the model, on the page
+    limits: Limits = field(default_factory=Limits)
+    max_batch: int = 16  # images per batch
+    decoders: int | None = None  # number of decoding processes. Default: one per core, at most four
+    kept_in: Path | None = None  # folder where uploads are kept
+    examples: Mapping[str, list[str]] = field(default_factory=dict)  # data URIs of training images of each class
+    host: str = "127.0.0.1"
+    allowed_hosts: tuple[str, ...] = ()  # further host names, such as that of a proxy
+    token: str | None = None  # required of all requests
+
+    def __post_init__(self) -> None:
+        if self.max_batch < 1 or (self.decoders is not None and self.decoders < 1):
+            raise InputError(f"batch and decoders must be at least 1; got {self.max_batch} and {self.decoders}.")
+
+
+class Refused(Exception):
+    """A request that is refused: the HTTP status, and a reason for the person who sent it."""
+
+    def __init__(self, status: int, reason: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(status, reason)
+        self.status, self.reason, self.headers = status, reason, dict(headers or {})
+
+    def response(self) -> JSONResponse:
+        return JSONResponse({"reason": self.reason}, self.status, self.headers)
+
+
+def busy(reason: str) -> Refused:
+    """A refusal of a request that may succeed if it is sent again."""
+    return Refused(503, f"{reason} Try again in a moment.", {"Retry-After": "1"})
+
+
+def too_large(limits: Limits) -> Refused:
+    return Refused(413, f"The file is larger than {limits.megabytes}, the limit of this server.")
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """Return the body of a request; refuse one that is too large, by its declared length or as its bytes arrive.
+
+    Starlette limits neither the size nor the time of a body.
+    """
+    most = limits.upload_bytes + FORM_BYTES
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refused(415, "Send the image without a Content-Encoding.")
+    declared = request.headers.get("content-length", "0")
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > most:
+        raise too_large(limits)
+
+    async def receive() -> bytes:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise too_large(limits)
+        return bytes(body)
+
+    try:
+        return await asyncio.wait_for(receive(), limits.seconds)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise Refused(408, f"The image did not arrive within {limits.seconds:g} seconds.") from None
+    except ClientDisconnect:
+        raise Refused(400, "The connection was closed before the image had arrived.") from None
+
+
 def is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
@@ -44,11 +143,7 @@ def is_address(host: str) -> bool:
 
 
 def host_of(netloc: str) -> str:
-    """Return the host of a Host header without its port, or "" if it is invalid.
-
-    >>> host_of("Localhost:8000"), host_of("[::1]:80"), host_of("[::1")
-    ('localhost', '::1', '')
-    """
+    """Return the host of a Host header in lower case and without its port, or "" if it is invalid."""
     try:
         return (urlsplit(f"//{netloc}").hostname or "").rstrip(".")
     except ValueError:
@@ -56,11 +151,7 @@ def host_of(netloc: str) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host name or address can be reached from this machine only.
-
-    >>> is_local("127.0.0.1"), is_local("localhost"), is_local("::1"), is_local("0.0.0.0")
-    (True, True, True, False)
-    """
+    """Whether a host name or address can be reached from this machine only."""
     return host.lower() == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

@@ -21,8 +21,7 @@ from cclnet.deploy.predict import can_convert
 from cclnet.deploy.predictor import Model, load
 from cclnet.deploy.serve.app import create_app
 from cclnet.deploy.serve.decoding import start_fork_server
-from cclnet.deploy.serve.guard import MAX_HEADER_BYTES, check_token
-from cclnet.deploy.serve.limits import Limits, ServeSettings
+from cclnet.deploy.serve.guard import MAX_HEADER_BYTES, Limits, ServeSettings, check_token
 from cclnet.deploy.serve.service import PARALLEL_BATCHES
 from cclnet.errors import InputError
 from cclnet.files import make_folder

@@ -19,7 +19,7 @@ from cclnet.data.parallel import available_cores
 from cclnet.deploy.predictor import Model
 from cclnet.deploy.serve.answers import Answer, make_answer
 from cclnet.deploy.serve.decoding import DecoderPool, DecodingSettings
-from cclnet.deploy.serve.limits import ServeSettings, busy, read_body
+from cclnet.deploy.serve.guard import ServeSettings, busy, read_body
 from cclnet.errors import InputError
 from cclnet.runs.model import AbstentionCurve
 

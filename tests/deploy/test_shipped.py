@@ -1,4 +1,4 @@
-"""Where the network looked: closed form against its own logits and against Grad-CAM."""
+"""The shipped network and its class activation maps: closed form against its own logits and against Grad-CAM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shipped_run import CLASSES
 
 from cclnet import InputError
 from cclnet.deploy.engines import TorchEngine
-from cclnet.deploy.explain import enlarge, heat_of, overlay
+from cclnet.deploy.predictor import enlarge, heat_of
 from cclnet.deploy.shipped import Shipped, grad_cam
 from cclnet.network import TimmClassifier
 from cclnet.runs.model import ModelDescription
@@ -102,25 +102,3 @@ def test_a_map_points_at_what_it_is_about() -> None:
     assert maps[0, 2].tolist() == [[0.0, 5.0], [0.0, 0.0]]
     heat = enlarge(heat_of(maps[:, 2].numpy())[0], (64, 64))
     assert np.unravel_index(heat.argmax(), heat.shape)[0] < 32 <= np.unravel_index(heat.argmax(), heat.shape)[1]
-
-
-def test_heat_is_what_speaks_for_a_class() -> None:
-    maps = np.array([[[-4.0, 2.0], [1.0, 0.0]], [[-1.0, -2.0], [-3.0, -4.0]]])
-    assert heat_of(maps).tolist() == [[[0.0, 1.0], [0.5, 0.0]], [[0.0, 0.0], [0.0, 0.0]]]
-
-
-def test_enlarging_keeps_the_range_and_the_place() -> None:
-    heat = np.zeros((4, 4), np.float32)
-    heat[3, 0] = 1
-    large = enlarge(heat, (64, 96))
-    assert large.shape == (64, 96) and large.dtype == np.float32 and large.min() >= 0 and large.max() <= 1
-    assert large[60, 5] > 0.9 and large[5, 90] == 0
-
-
-def test_an_overlay_covers_nothing_where_there_is_no_heat() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    heat = np.zeros((8, 8), np.float32)
-    heat[:, 4:] = 1
-    laid = overlay(pixels, heat, strength=1.0)
-    np.testing.assert_array_equal(laid[:, :4], pixels[:, :4])
-    assert (laid[:, 4:] == (253, 231, 37)).all()
