@@ -24,15 +24,14 @@ class Interrupted(Exception):
 
 
 def unknown(kind: str, name: object, known: Iterable[str], meant: str = "", otherwise: str = "") -> InputError:
-    """An error for an unknown name, which suggests ``meant`` or else the nearest valid one; without any, it says
-    ``otherwise``.
+    """An error for an unknown name, which suggests ``meant`` or else the nearest valid one, and says ``otherwise``.
 
     >>> print(unknown("method", "clc", ["ccl", "hard"]))
     unknown method 'clc'; did you mean 'ccl'? Known: ccl, hard
     """
     names = sorted(known)
     near = [meant] if meant else difflib.get_close_matches(str(name), names, n=8, cutoff=0.5)
-    hint = f"; did you mean '{near[0]}'?" if near else f"; {otherwise}." if otherwise else "."
+    hint = (f"; did you mean '{near[0]}'?" if near else ".") + (f" {otherwise}." if otherwise else "")
     listed, word = (names, "Known") if len(names) <= 40 else (near or names[:8], f"Some of {len(names)} known")
     return InputError(f"unknown {kind} '{name}'{hint} {word}: {', '.join(listed)}")
 

@@ -323,7 +323,9 @@ def _refuse_unknown(kind: Any, values: Mapping[str, Any], path: str = "") -> Non
     for name, value in values.items():
         if name not in (*known, *known.values()):
             meant = next((f"{path}{own}" for own, known_as in rules(kind).items() if name in known_as.synonyms), "")
-            hint = f"a setting of the method is given as method_settings.{name}" if kind is Settings else ""
+            hint = (
+                f"A setting of the method is given as method_settings.{name}" if kind is Settings and not meant else ""
+            )
             raise unknown("setting", f"{path}{name}", [f"{path}{own}" for own in known], meant, hint)
         table = next((field.default for field in dataclasses.fields(kind) if field.name == name), None)
         if dataclasses.is_dataclass(table) and isinstance(value, Mapping):
