@@ -175,7 +175,7 @@ def test_the_check_sees_a_difference(tmp_path: Path) -> None:
             probabilities, maps = (output.numpy() for output in shipped(torch.from_numpy(batch)))
         return [probabilities + shift, maps * scale]
 
-    assert exporting.check(shipped, images, run, "it").probability == 0
+    assert exporting.check(shipped, images, run, "it")["probability"] == 0
     for odd in ({"shift": 2e-4}, {"scale": 1.01}, {"shift": float("nan")}):
         with pytest.raises(InputError, match="it differs from PyTorch"):
             exporting.check(shipped, images, lambda batch, odd=odd: run(batch, **odd), "it")
