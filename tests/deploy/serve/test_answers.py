@@ -58,7 +58,7 @@ def test_error_rate_is_that_of_images_at_least_as_sure(sure: float, about: str, 
     curve = measure_curve(confidence, right, "val")
     lines = explain_confidence(predicted(sure, 1 - sure, 0.0), multilabel=False, calibrated=True, curve=curve)
     assert lines[2] == (
-        f"On 100 held-out images it was this sure or surer for {about}, and wrong for {wrong} of these."
+        f"On 100 held-out images it was at least this confident for {about}, and wrong for {wrong} of these."
     )
 
 

@@ -198,7 +198,7 @@ def explain_confidence(
         point = int(np.flatnonzero(curve.threshold <= confidence)[0])
         images = round(float(curve.coverage[point]) * curve.images)
         wrong = percent(float(curve.risk[point])) if curve.risk[point] > 0 else "none"
-        held_out = f"On {curve.images:,} held-out images it was this sure or surer for {images:,}"
+        held_out = f"On {curve.images:,} held-out images it was at least this confident for {images:,}"
         sentences += [f"{held_out}, and wrong for {wrong} of these."] if images >= MIN_IMAGES else []
     return sentences
 
