@@ -350,8 +350,15 @@ def audit_tables(audit: Audit, written: str) -> RenderableType:
     if audit.findings.empty:
         pieces.append(Text(f"{audit.images:,} images: nothing found.", style="green"))
     else:
-        checked = Text(f"{audit.images:,} images checked. All findings are in {written}.")
-        pieces += [_findings_table(audit.findings), checked]
+        example_column = Column("Example", overflow="fold")
+        table = Table(Column("Finding", style="bold"), *_numbers("Count"), example_column, "What to do")
+        counts = audit.findings["finding"].value_counts()
+        for finding in (name for name in ADVICE if name in counts):
+            example = audit.findings[audit.findings["finding"] == finding].iloc[0]
+            names = " and ".join(filter(None, (example["other"], example["image"])))
+            shown = f"{names}: {example['detail']}" if names else str(example["detail"])
+            table.add_row(finding, f"{counts[finding]:,}", Text(shown), ADVICE[finding])
+        pieces += [table, Text(f"{audit.images:,} images checked. All findings are in {written}.")]
     if audit.leaks is not None and audit.leaks["shared"].any():
         by_class = Table("Split", "Class", *_numbers("Images", "Shared", "Share"))
         for split, class_, images, shared, share in audit.leaks.itertuples(index=False):
@@ -366,14 +373,3 @@ def audit_tables(audit: Audit, written: str) -> RenderableType:
 
 def _numbers(*names: str) -> list[Column]:
     return [Column(name, justify="right") for name in names]
-
-
-def _findings_table(findings: pd.DataFrame) -> Table:
-    table = Table(Column("Finding", style="bold"), *_numbers("Count"), Column("Example", overflow="fold"), "What to do")
-    counts = findings["finding"].value_counts()
-    for finding in (name for name in ADVICE if name in counts):
-        example = findings[findings["finding"] == finding].iloc[0]
-        images = " and ".join(filter(None, (example["other"], example["image"])))
-        shown = f"{images}: {example['detail']}" if images else str(example["detail"])
-        table.add_row(finding, f"{counts[finding]:,}", Text(shown), ADVICE[finding])
-    return table

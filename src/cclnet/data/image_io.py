@@ -252,11 +252,23 @@ def _read_dicom(path: str | Path, file: BinaryIO, max_pixels: int) -> RGB:
     and intercept, then the first window or, without one, the VOI LUT; without either, the range of the pixels is
     scaled to black and white. MONOCHROME1, where zero is white, is inverted last."""
     header = _dicom_header(path, file, max_pixels)
-    from pydicom.pixels import pixel_array
+    from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi_lut, pixel_array
 
     try:
         file.seek(0)
-        return _dicom_to_rgb(header, pixel_array(file))
+        stored = pixel_array(file)
+        kind = str(header.PhotometricInterpretation)
+        if kind == "PALETTE COLOR":
+            colours = apply_color_lut(stored, header)
+            return _to_uint8(colours, 0, np.iinfo(colours.dtype).max)
+        if stored.ndim == 3:
+            return _to_uint8(stored, 0, 2 ** int(header.BitsStored) - 1)
+        if kind not in ("MONOCHROME1", "MONOCHROME2"):
+            raise ValueError(f"photometric interpretation {kind}")
+        values = apply_modality_lut(stored, header)
+        low, high = _display_range(header, values)
+        grey = _to_uint8(apply_voi_lut(values, header, prefer_lut=False), low, high)
+        return grey_to_rgb(255 - grey if kind == "MONOCHROME1" else grey)
     except _dicom_errors() as error:
         raise UnreadableImage(path, f"its pixel data cannot be decoded ({error})") from error
 
@@ -288,23 +300,6 @@ def _dicom_errors() -> tuple[type[Exception], ...]:
 
     return (InvalidDicomError, BytesLengthException, ValueError, TypeError, RuntimeError, AttributeError, LookupError,
             OSError, EOFError, MemoryError, ArithmeticError, struct.error, zlib.error)  # fmt: skip
-
-
-def _dicom_to_rgb(header: Any, stored: npt.NDArray[Any]) -> RGB:
-    from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi_lut
-
-    kind = str(header.PhotometricInterpretation)
-    if kind == "PALETTE COLOR":
-        colours = apply_color_lut(stored, header)
-        return _to_uint8(colours, 0, np.iinfo(colours.dtype).max)
-    if stored.ndim == 3:
-        return _to_uint8(stored, 0, 2 ** int(header.BitsStored) - 1)
-    if kind not in ("MONOCHROME1", "MONOCHROME2"):
-        raise ValueError(f"photometric interpretation {kind}")
-    values = apply_modality_lut(stored, header)
-    low, high = _display_range(header, values)
-    grey = _to_uint8(apply_voi_lut(values, header, prefer_lut=False), low, high)
-    return grey_to_rgb(255 - grey if kind == "MONOCHROME1" else grey)
 
 
 def _display_range(header: Any, values: npt.NDArray[Any]) -> tuple[float, float]:

@@ -193,28 +193,24 @@ class Loader:
                 f"batch_size counts the images of all {self.world_size} processes and must be a multiple of their "
                 f"number, got {batch_size}. Try {near}."
             )
-        self._check_labels()
+        if self.labels.ndim != 2:
+            if not np.issubdtype(self.labels.dtype, np.integer) or self.labels.ndim != 1:
+                got = f"{self.labels.dtype} {list(self.labels.shape)}"
+                raise InputError(f"labels must be class indices [N] or zeros and ones [N, K], got {got}.")
+            if self.augment and self.augment.mixes:
+                if self.num_classes is None:
+                    raise InputError("mixup and cutmix need num_classes to mix class indices.")
+                least, largest = self.labels.min(), self.labels.max()
+                if least < 0 or largest >= self.num_classes:
+                    raise InputError(f"labels must be from 0 to {self.num_classes - 1}, got {least} to {largest}.")
         sides = np.minimum(self.images.heights[self.rows], self.images.widths[self.rows])
         if (small := sides < self.crop).any() and not (self.augment and self.augment.resized_crop):
-            least = self.rows[sides.argmin()]
+            row = self.rows[sides.argmin()]
             raise InputError(
                 f"{small.sum()} of {len(self.rows)} images are smaller than the crop of {self.crop} pixels; the "
-                f"smallest is {self.images.widths[least]} x {self.images.heights[least]} (row {least}). Decode "
+                f"smallest is {self.images.widths[row]} x {self.images.heights[row]} (row {row}). Decode "
                 f"with short_side of at least {self.crop}, or set crop to at most {sides.min()}."
             )
-
-    def _check_labels(self) -> None:
-        if self.labels.ndim == 2:
-            return
-        if not np.issubdtype(self.labels.dtype, np.integer) or self.labels.ndim != 1:
-            got = f"{self.labels.dtype} {list(self.labels.shape)}"
-            raise InputError(f"labels must be class indices [N] or zeros and ones [N, K], got {got}.")
-        if self.augment and self.augment.mixes:
-            if self.num_classes is None:
-                raise InputError("mixup and cutmix need num_classes to mix class indices.")
-            least, largest = self.labels.min(), self.labels.max()
-            if least < 0 or largest >= self.num_classes:
-                raise InputError(f"labels must be from 0 to {self.num_classes - 1}, got {least} to {largest}.")
 
 
 def _crop_side(augment: AugmentSettings | None, crop: int | None) -> int:

@@ -1,11 +1,5 @@
-"""Training speed on this machine, compared with the network alone and with a plain DataLoader.
-
-- epochs: whole epochs of each method as ``cclnet train`` runs them, from decoded images to updated weights;
-- ceiling: forward, backward, clipping and update of the same network, in the same precision and compiled the same
-  way, on one fixed batch that is already on the device;
-- reference: torchvision transforms in a DataLoader over the image files with one worker per core, the same timm model,
-  mixed precision on a GPU, the same batch size.
-"""
+"""Training speed on this machine: whole epochs as ``cclnet train`` runs them, the network alone on one fixed batch (the
+ceiling), and a plain DataLoader over the image files (the reference)."""
 
 from __future__ import annotations
 
@@ -13,7 +7,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +17,7 @@ import timm
 import torch
 from PIL import Image
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 
 from cclnet.data.table import ImageTable
@@ -142,9 +136,8 @@ def _grid(measured: dict[str, Any]) -> list[list[str]]:
 def results_table(measured: dict[str, Any]) -> Table:
     """Return the measurements as a table for the terminal."""
     heads, *rows = _grid(measured)
-    table = Table(title=f"images per second, {measured['device']}", title_justify="left")
-    for name in heads:
-        table.add_column(name, justify="left" if name == "backbone" else "right")
+    columns = (Column(name, justify="left" if name == "backbone" else "right") for name in heads)
+    table = Table(*columns, title=f"images per second, {measured['device']}", title_justify="left")
     for row in rows:
         table.add_row(*row)
     return table
@@ -185,7 +178,8 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _ceiling(settings: Settings, data: PreparedData, repeats: int, accelerator: str) -> float:
-    """Return the images per second of the network alone on a fixed batch."""
+    """Return the images per second of the network alone on a fixed batch: after a warm-up, the median of ``repeats``
+    timings of at least half a second."""
     fabric = make_fabric(settings, accelerator=accelerator)
     on_gpu = fabric.device.type == "cuda"
     compiling = on_gpu if settings.compile is None else settings.compile
@@ -214,26 +208,21 @@ def _ceiling(settings: Settings, data: PreparedData, repeats: int, accelerator: 
             graph.replay()
         optimizer.step()
 
-    return _rate(step, settings.batch_size, repeats, fabric.device)
-
-
-def _rate(step: Callable[[], None], images: int, repeats: int, device: torch.device) -> float:
-    """Return the median images per second of ``repeats`` timings of at least half a second, after a warm-up."""
     for _ in range(3):
         step()
     count = 1
     rates: list[float] = []
     while len(rates) < repeats:
-        _synchronize(device)
+        _synchronize(fabric.device)
         began = time.perf_counter()
         for _ in range(count):
             step()
-        _synchronize(device)
+        _synchronize(fabric.device)
         seconds = time.perf_counter() - began
         if seconds < 0.5:
             count *= 2
         else:
-            rates.append(count * images / seconds)
+            rates.append(count * settings.batch_size / seconds)
     return statistics.median(rates)
 
 
@@ -284,14 +273,13 @@ def _reference(settings: Settings, data: PreparedData, files: Sequence[Path], de
     )
     rows = data.rows("train")
     labels = [int(data.table.labels[i]) for i in rows]
-    workers = os.cpu_count() or 1
     on_gpu = device.type == "cuda"
     loader = torch.utils.data.DataLoader(
         _Files([files[i] for i in rows], labels, transform),
         settings.batch_size,
         shuffle=True,
         drop_last=True,
-        num_workers=workers,
+        num_workers=os.cpu_count() or 1,
         pin_memory=on_gpu,
         persistent_workers=True,
     )

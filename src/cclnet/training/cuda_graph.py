@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch._inductor.config
@@ -26,40 +26,28 @@ COMPILE_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
     "size_asserts": False,
 }
 
-
-class Convolution(NamedTuple):
-    """The shapes and settings of a convolution, from which cuDNN makes its plan."""
-
-    images: torch.Size
-    weight: torch.Size
-    settings: tuple[Any, ...]  # arguments of ``torch.convolution`` after the bias
-
-
+# Shape of the images, shape of the weight, and arguments of ``torch.convolution`` after the bias.
+Convolution = tuple[torch.Size, torch.Size, tuple[Any, ...]]
 MEMORY_FOR_PLANNING = 24 * 2**30  # free device memory from which planning convolutions cannot disturb training
 _planned: set[Convolution] = set()  # by this process
 
 
 def compiled(function: Any, fullgraph: bool = False) -> Any:
-    """Return ``torch.compile(function)`` with those COMPILE_OPTIONS that this version of torch has."""
-    _configure_compile_workers()  # the worker processes start with the first call of torch.compile
-    known = torch._inductor.list_options()
-    options = {name: value for name, value in COMPILE_OPTIONS.items() if name in known}
-    return torch.compile(function, fullgraph=fullgraph, options=options)
+    """Return ``torch.compile(function)`` with those COMPILE_OPTIONS that this version of torch has.
 
-
-def _configure_compile_workers() -> None:
-    """Use half of the cores for compile workers, and keep the workers while the process lives.
-
-    More workers compete with the main thread: with 8 instead of 16 on 16 cores, the first step came after 53 s instead
-    of 64 s. By default torch stops idle workers after 60 s and forks new ones for the next run, from a process with
-    threads, which can deadlock. The environment variables TORCHINDUCTOR_COMPILE_THREADS and
+    Half of the cores are used for compile workers, because more compete with the main thread. They are kept while the
+    process lives: by default torch stops idle workers after 60 s and forks new ones for the next run, from a process
+    with threads, which can deadlock. The variables TORCHINDUCTOR_COMPILE_THREADS and
     TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL take precedence.
     """
-    config = torch._inductor.config
+    config = torch._inductor.config  # set first: the worker processes start with the first call of torch.compile
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
         config.compile_threads = min(config.compile_threads or 1, max(2, available_cores() // 2))
     if hasattr(config, "quiesce_async_compile_pool"):
         config.quiesce_async_compile_pool = False
+    known = torch._inductor.list_options()
+    options = {name: value for name, value in COMPILE_OPTIONS.items() if name in known}
+    return torch.compile(function, fullgraph=fullgraph, options=options)
 
 
 def capture_graph(
@@ -74,15 +62,13 @@ def capture_graph(
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    beside = threading.Thread(target=meanwhile, name="plan convolutions") if meanwhile else None
-    if beside:
-        beside.start()
+    beside = threading.Thread(target=meanwhile, name="plan convolutions")  # without a target it ends at once
+    beside.start()
     with torch.cuda.stream(stream):
         for _ in range(3):
             optimizer.zero_grad(set_to_none=True)
             compute_gradients()
-    if beside:
-        beside.join()
+    beside.join()
     torch.cuda.current_stream().wait_stream(stream)
     optimizer.zero_grad(set_to_none=True)  # so that a replay writes gradients instead of adding to them
     graph = torch.cuda.CUDAGraph()
@@ -139,7 +125,7 @@ def convolutions(network: Classifier, shape: tuple[int, ...]) -> list[Convolutio
     def note(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         assert isinstance(module, nn.Conv2d) and isinstance(module.padding, tuple)
         settings = (module.stride, module.padding, module.dilation, False, (0, 0), module.groups)
-        found[Convolution(inputs[0].shape, module.weight.shape, settings)] = None
+        found[inputs[0].shape, module.weight.shape, settings] = None
 
     on_meta = copy.deepcopy(network).to("meta").eval()
     for module in on_meta.modules():

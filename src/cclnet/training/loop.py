@@ -171,7 +171,11 @@ class Training:
             # One seed from several numbers, without the collisions of a sum.
             numbers = np.random.SeedSequence((self.settings.seed, self.epoch, self.fabric.global_rank))
             torch.manual_seed(int(numbers.generate_state(1, np.uint64)[0] >> np.uint64(1)))
-        self._set_training_mode()
+        self.network.train()
+        if self.settings.batch_norm == "frozen":
+            for module in self.network.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
         self._epoch_began, self._first_step = time.monotonic(), self.steps
         softness = self._softness(self.records[-1] if self.records else {})
         for step, batch in enumerate(self.loader.epoch(self.epoch, start=self.steps), start=self.steps):
@@ -196,13 +200,6 @@ class Training:
                 return False
         return True
 
-    def _set_training_mode(self) -> None:
-        self.network.train()
-        if self.settings.batch_norm == "frozen":
-            for module in self.network.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    module.eval()
-
     def _images_seen(self) -> int:
         """Return the images of this epoch over all ranks since it was started or resumed."""
         return (self.steps - self._first_step) * self.loader.batch_size
@@ -219,19 +216,16 @@ class Training:
         record.update(seconds=seconds, images_per_second=self._images_seen() / seconds)
         self.epoch, self.steps, self.sums = self.epoch + 1, 0, None
         if self.epoch % self.settings.validate_every == 0 or self.epoch == self.settings.epochs:
-            record.update(self._validate())
+            self._broadcast_buffers()
+            scores = self._validation.scores(self.shipped_classifier) if self._validation else {}
+            self._check_logits(math.isfinite(scores.get("val_loss", 0.0)))
+            if scores.get("val_accuracy", -1.0) > self.best.get("val_accuracy", -1.0):
+                self.best = {"val_accuracy": scores["val_accuracy"], "epoch": float(self.epoch)}
+            record.update(scores)
         self.records.append(record)
         if self.fabric.is_global_zero:
             self.run.write_history(self.records)
         return record
-
-    def _validate(self) -> dict[str, float]:
-        self._broadcast_buffers()
-        scores = self._validation.scores(self.shipped_classifier) if self._validation else {}
-        self._check_logits(math.isfinite(scores.get("val_loss", 0.0)))
-        if scores.get("val_accuracy", -1.0) > self.best.get("val_accuracy", -1.0):
-            self.best = {"val_accuracy": scores["val_accuracy"], "epoch": float(self.epoch)}
-        return scores
 
     def _check_losses(self, local: bool = False) -> Tensor:
         """Return the summed losses, averaged over ranks unless ``local``; raise if they are not finite."""

@@ -30,7 +30,7 @@ from cclnet.data.cache import DecodedImages, decode
 from cclnet.data.loader import Loader, Rows
 from cclnet.data.sources import open_data
 from cclnet.data.split import make_split, read_split, write_split
-from cclnet.data.table import ImageTable
+from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, first_line, unknown
 from cclnet.methods import check_method_fits
 from cclnet.network import CCLNet, image_size_settings
@@ -43,7 +43,11 @@ FIRST_PORT, PORTS = 15000, 10000  # range of the rendezvous port under SLURM
 
 def make_fabric(settings: Settings, devices: int | None = None, accelerator: str = "auto") -> Fabric:
     """Return Fabric for this process. torchrun and SLURM override ``devices``."""
-    _silence_advice()
+    # Advice on speed that does not apply: training runs in bf16, and evaluation in float32 on purpose.
+    for package in ("fabric", "pytorch"):  # Fabric logs through lightning.pytorch once that is imported
+        logging.getLogger(f"lightning.{package}").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+    warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
     launch = find_launch(devices)
     os.environ.update(launch.variables)
     if accelerator not in ACCELERATORS:
@@ -65,14 +69,6 @@ def make_fabric(settings: Settings, devices: int | None = None, accelerator: str
         precision=precision,
         plugins=[launch.environment()],
     )
-
-
-def _silence_advice() -> None:
-    """Turn off advice on speed that does not apply: training runs in bf16, and evaluation in float32 on purpose."""
-    for package in ("fabric", "pytorch"):  # Fabric logs through lightning.pytorch once that is imported
-        logging.getLogger(f"lightning.{package}").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
-    warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
 
 
 def make_deterministic() -> None:
@@ -224,19 +220,13 @@ def make_network(settings: Settings, data: PreparedData, resumed: bool = False) 
     )
     if settings.weights and not resumed:
         load_weights(network, Path(settings.weights))
-    _check_image_size(network, settings)
-    return network
-
-
-@torch.no_grad()
-def _check_image_size(network: CCLNet, settings: Settings) -> None:
-    """Refuse an image size that the backbone does not support, which shows only in its first forward pass."""
-    try:
-        network.eval()(torch.zeros(1, 3, settings.augment.crop, settings.augment.crop))
+    try:  # an image size that the backbone does not support shows only in its first forward pass
+        with torch.no_grad():
+            network.eval()(torch.zeros(1, 3, crop, crop))
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
-        size = f"{settings.augment.crop} px (augment.crop)"
+        size = f"{crop} px (augment.crop)"
         raise InputError(f"backbone {settings.backbone} cannot take images of {size}: {first_line(error)}.") from error
-    network.train()
+    return network.train()
 
 
 def check_batch_size(settings: Settings, network: CCLNet, world_size: int) -> None:
@@ -264,9 +254,9 @@ def load_weights(network: CCLNet, path: Path) -> None:
     unused = [name for name in unused if not name.startswith(last)]
     if missing or unused:
         raise InputError(
-            f"{path} does not fit the backbone. Missing or of another shape: {_shortened(missing)}. "
-            f"Not used: {_shortened(unused)}. Choose the backbone these weights were made for, and for a transformer "
-            "the image size, augment.crop."
+            f"{path} does not fit the backbone. Missing or of another shape: {listed(missing, 12) or 'none'}. "
+            f"Not used: {listed(unused, 12) or 'none'}. Choose the backbone these weights were made for, and for "
+            "a transformer the image size, augment.crop."
         )
     shipped.load_state_dict(fits, strict=False)
 
@@ -285,11 +275,6 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"{path} holds no state dict: expected names with tensors.")
     return state
-
-
-def _shortened(names: list[str]) -> str:
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return (", ".join(names[:12]) or "none") + more
 
 
 def make_optimizer(settings: Settings, network: CCLNet, on_gpu: bool) -> torch.optim.Optimizer:

@@ -86,7 +86,12 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     rows = rows.iloc[kept].reset_index(drop=True)
     names = rows[image].tolist()
     groups = None if group is None else notes.fill_groups(rows[group].tolist(), names)
-    splits = None if split is None else _splits(sheet, rows[split])
+    splits = None
+    if split is not None:
+        cells = rows[split].str.lower()
+        if odd := sorted({cell or "(empty)" for cell in rows[split][~cells.isin(SPLIT_NAMES)]}):
+            raise InputError(f"{sheet}: splits must be among {', '.join(SPLIT_NAMES)}; found {listed(odd)}.")
+        splits = np.array([SPLIT_NAMES[cell] for cell in cells], dtype=np.str_)
     images, extra = [Path(path) for path in paths], rows.drop(columns=used)
     table = ImageTable(SOURCE.title, root, names, images, labels[kept], classes, groups, splits, extra)
     return finish(table, notes, options.strict)
@@ -192,13 +197,6 @@ def _marked_labels(sheet: Path, rows: pd.DataFrame, columns: tuple[str, ...]) ->
     return marks, columns, labelled
 
 
-def _splits(sheet: Path, cells: pd.Series[str]) -> npt.NDArray[np.str_]:
-    odd = sorted({cell or "(empty)" for cell in cells if cell.lower() not in SPLIT_NAMES})
-    if odd:
-        raise InputError(f"{sheet}: splits must be among {', '.join(SPLIT_NAMES)}; found {listed(odd)}.")
-    return np.array([SPLIT_NAMES[cell.lower()] for cell in cells], dtype=np.str_)
-
-
 def _normalise(column: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_")
 
@@ -234,7 +232,11 @@ def read_sheet(path: Path) -> pd.DataFrame:
 def read_columns(path: Path) -> list[str]:
     """Return the column names; none if the file is not a table, so that any file can be checked."""
     if path.suffix.lower() in PARQUET_SUFFIXES:
-        return _parquet_columns(path)
+        pyarrow = _pyarrow(path)
+        try:
+            return list(pyarrow.parquet.read_schema(path).names)
+        except (pyarrow.ArrowException, OSError):
+            return []
     try:
         with path.open("rb") as file:
             header = _decode(path, file.readline(2**20))
@@ -276,14 +278,6 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     _refuse_repeated_columns(path, columns)
     cells = {name: [_as_text(cell) for cell in table.iloc[:, i].convert_dtypes()] for i, name in enumerate(columns)}
     return pd.DataFrame(cells, dtype=object)
-
-
-def _parquet_columns(path: Path) -> list[str]:
-    pyarrow = _pyarrow(path)
-    try:
-        return list(pyarrow.parquet.read_schema(path).names)
-    except (pyarrow.ArrowException, OSError):
-        return []
 
 
 def _pyarrow(path: Path) -> Any:

@@ -162,28 +162,23 @@ def below(folder: Path, file: str) -> str:
     return file[len(start) :] if file.startswith(start) else os.path.relpath(file, folder)
 
 
-def resolve_inside(folder: Path, names: Iterable[str]) -> list[str]:
-    """Return names from a table as paths relative to ``folder``; all names outside it are refused in one error."""
+def locate(folder: Path, names: Iterable[str], *, follow_links: bool = False) -> list[list[str]]:
+    """Return the files that each name from a table may refer to: none, one, or several that differ. A name is a path
+    inside ``folder``, or else of a file of the same name, with or without suffix, in any folder below. All names
+    outside ``folder`` are refused in one error."""
     root = os.path.abspath(folder)
-    relative, leaving = [], []
+    relative, outside = [], []
     for name in names:
         path = os.path.normpath(os.path.join(root, name.replace("\\", "/")))
         if _within(path, root) and "\0" not in name:
             relative.append(path[len(root) :].strip(os.sep))
         else:
-            leaving.append(name)
-    if leaving:
+            outside.append(name)
+    if outside:
         raise InputError(
-            f"images outside the data folder {folder}: {listed(leaving)}. Names are relative to the folder of the "
+            f"images outside the data folder {folder}: {listed(outside)}. Names are relative to the folder of the "
             "table; give the folder of the images with image_folder (--image-folder)."
         )
-    return relative
-
-
-def locate(folder: Path, names: Iterable[str], *, follow_links: bool = False) -> list[list[str]]:
-    """Return the files that each name from a table may refer to: none, one, or several that differ. A name is a path
-    inside ``folder``, or else of a file of the same name, with or without suffix, in any folder below."""
-    relative = resolve_inside(folder, names)
     found = [[path] if os.path.isfile(path := os.path.join(folder, name)) else [] for name in relative]
     files = [] if follow_links else [paths[0] for paths in found if paths]
     # Only the targets of links are resolved: a file leaves if it or its folder is a link out of the data folder.

@@ -88,19 +88,6 @@ class SyntheticSettings(_SharedSettings):
         >>> SyntheticSettings(images=1000, imbalance="isic2018").class_counts().tolist()
         [111, 670, 51, 33, 110, 11, 14]
         """
-        shares = self._shares() * self.images
-        counts = np.floor(shares + 1e-9).astype(np.int64)
-        largest_remainders = np.argsort(counts - shares, kind="stable")[: self.images - counts.sum()]
-        counts[largest_remainders] += 1
-        if not counts.all():
-            raise InputError(
-                f"{self.images} images leave class {class_names(self.classes)[int(counts.argmin())]} without any. "
-                "Increase images or reduce the imbalance."
-            )
-        return counts
-
-    def _shares(self) -> npt.NDArray[np.float64]:
-        """Return the share of each class, [K], sum 1."""
         given = self.imbalance
         if isinstance(given, str) and given != "isic2018":
             raise unknown("imbalance", given, ["isic2018"])
@@ -118,7 +105,16 @@ class SyntheticSettings(_SharedSettings):
                 f"imbalance must give each of the {self.classes} classes a share above 0, got {given!r}. "
                 "Give one number per class, or set classes to their number."
             )
-        return shares / shares.sum()
+        shares = shares / shares.sum() * self.images
+        counts = np.floor(shares + 1e-9).astype(np.int64)
+        largest_remainders = np.argsort(counts - shares, kind="stable")[: self.images - counts.sum()]
+        counts[largest_remainders] += 1
+        if not counts.all():
+            raise InputError(
+                f"{self.images} images leave class {class_names(self.classes)[int(counts.argmin())]} without any. "
+                "Increase images or reduce the imbalance."
+            )
+        return counts
 
 
 @dataclass(frozen=True)

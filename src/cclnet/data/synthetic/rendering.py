@@ -87,7 +87,9 @@ def _photograph(
         colour = SKIN[channel] * np.exp(-MELANIN[channel] * melanin - BLOOD[channel] * blood)
         image[:, channel] = colour + veil * (VEIL[channel] - colour)
     _draw_hairs(image, view, camera.line)
-    _light(image, view, camera.line)
+    light = (1 + 0.04 * view["exposure"])[:, None] * (1 + 0.02 * view["white_balance"])
+    corners = 1 - _planes(_between(0, 0.12, view["vignette"])) * (camera.line[:, None] ** 2 + camera.line**2)
+    image *= light[..., None, None] * corners[:, None]
     if camera.size > size:
         step = camera.size // size
         image = image.reshape(len(skin), 3, size, step, size, step).mean(axis=(3, 5))
@@ -217,13 +219,6 @@ def _draw_hairs(image: Floats, view: Mapping[str, Floats], line: Floats) -> None
             cosine, sine = math.cos(3 * turn), math.sin(3 * turn)
             off = cosine * y - sine * x - 0.6 * position - 0.3 * bend * (cosine * x + sine * y) ** 2
             one *= 1 - 0.6 * np.exp(-((off / (0.012 + 0.004 * abs(width))) ** 2))
-
-
-def _light(image: Floats, view: Mapping[str, Floats], line: Floats) -> None:
-    """Apply exposure, white balance and vignette, in place."""
-    light = (1 + 0.04 * view["exposure"])[:, None] * (1 + 0.02 * view["white_balance"])
-    corners = 1 - _planes(_between(0, 0.12, view["vignette"])) * (line[:, None] ** 2 + line**2)
-    image *= light[..., None, None] * corners[:, None]
 
 
 @functools.cache
