@@ -44,7 +44,6 @@ from cclnet.reproduce.tables import (
     pair_fields,
     runs_text,
     score_field,
-    seed_count,
     write_tables,
 )
 from cclnet.runs.folder import open_run
@@ -188,7 +187,7 @@ def scores_grid(results: Sequence[PaperResult], seeds: SeedStatistics) -> Grid:
             if own or backbone == "resnet18":
                 mean = seeds.mean(own) if own else None
                 scores = [score_field(mean, score) for score in SCORED]
-                rows.append(((title,), (ROWS[name],), (seed_count(own),), *scores))
+                rows.append(((title,), (ROWS[name],), (str(len(own) or NONE),), *scores))
     return Grid(
         "Soft labels that follow visual similarity, on the split by lesion",
         "Mean over seeds ± their standard deviation, and the 95% interval over seeds and lesions.",

@@ -17,7 +17,7 @@ from cclnet import InputError
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.settings import make_settings
 from cclnet.sweep.cells import Cell, SweepContext, SweepLog, SweepSummary
-from cclnet.sweep.local import Message, OutOfTime, evaluate_cell, run_cells, train_cell
+from cclnet.sweep.local import OutOfTime, evaluate_cell, run_cells, train_cell
 from cclnet.sweep.results import read_results
 from made_runs import made_result, made_run
 
@@ -39,11 +39,11 @@ def staged(connection: Connection, device: str | None, threads: int, shared: Swe
         if cell.settings.method == "lsr-u1":
             os._exit(7)
         if cell.settings.method == "hard":
-            connection.send(Message("failed", "the images ran out"))
+            connection.send(("failed", "the images ran out"))
             continue
-        connection.send(Message("training", "epoch 1/1"))
+        connection.send(("training", "epoch 1/1"))
         made_run(shared.runs, cell, wrong=6)
-        connection.send(Message("trained"))
+        connection.send(("trained", ""))
 
 
 def test_a_cell_that_fails_or_dies_stops_no_other(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def hanging(connection: Connection, device: str | None, threads: int, shared: Sw
         starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
         if cell.settings.method == "hard" or starts.read_text() == "x":
             time.sleep(600)
-        connection.send(Message("stopped", "resumed"))
+        connection.send(("stopped", "resumed"))
 
 
 @pytest.mark.usefixtures("forked")

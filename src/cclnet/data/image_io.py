@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import io
@@ -383,6 +384,13 @@ def _resize_lines(lines: RGB, count: int) -> RGB:
     sums = matrix @ lines.reshape(len(lines), -1).astype(np.int32)
     sums += 1 << (bits - 1)
     return np.clip(sums >> bits, 0, 255).astype(np.uint8).reshape(count, *lines.shape[1:])
+
+
+def data_uri(image: Image.Image, kind: str, **options: int) -> str:
+    """Return an image as a data URI, in the format ``kind`` with Pillow's options for it."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _cubic_weights(old: int, new: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Pixels = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
-Maps = npt.NDArray[np.float32]
+Maps = npt.NDArray[np.float32]  # class activation maps
 
 # The key "location" in an ONNX file: the path of another file that contains the weights of a tensor. Tag 1, length 8,
 # also in the longer encodings that protobuf accepts. JSON has no such bytes, so no class name matches.

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from cclnet.deploy.card import model_card
-from cclnet.deploy.engines import OnnxEngine
+from cclnet.deploy.engines import OnnxEngine, Pixels
 from cclnet.deploy.shipped import Shipped, read_shipped
 from cclnet.errors import InputError, first_line, unknown
 from cclnet.evaluation.decision import curve_of_run
@@ -31,7 +31,6 @@ from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import ExportInfo, ModelDescription, write_model_file
 from cclnet.runs.provenance import package_versions
 
-Pixels = npt.NDArray[np.uint8]
 Run = Callable[[Pixels], Sequence[npt.NDArray[Any]]]
 
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model.safetensors"}

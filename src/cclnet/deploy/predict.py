@@ -21,14 +21,11 @@ from cclnet.data.image_io import SUFFIXES, UnreadableImage
 from cclnet.data.parallel import available_cores, counting_images, in_order
 from cclnet.data.sources import manifest, open_data
 from cclnet.data.sources.source import below, image_files, locate
-from cclnet.data.table import ImageTable
-from cclnet.deploy.engines import prepare, torch_device
+from cclnet.deploy.engines import Pixels, prepare, torch_device
 from cclnet.deploy.predictor import FILES, Model, Prediction, load, overlay
 from cclnet.errors import InputError
 from cclnet.files import make_folder, write_whole
 from cclnet.runs.model import ModelDescription
-
-Pixels = npt.NDArray[np.uint8]
 
 NAMED = ("medmnist", "synthetic", "synthetic-multilabel")  # data sets that open_data knows by name
 # Number of images on a CPU from which ONNX Runtime saves more time than the conversion of the network takes.
@@ -60,7 +57,10 @@ def gather(places: Sequence[str | Path], image_column: str | None = None, image_
         place = Path(places[0]).expanduser()
         kind = str(places[0]).partition(":")[0]
         if (place.suffix.lower() == ".npz" and place.exists()) or (kind in NAMED and not place.exists()):
-            return _of_data_set(open_data(places[0]))
+            table = open_data(places[0])
+            columns = {"label": _label_texts(table.labels, table.classes)}
+            columns |= {} if table.groups is None else {"group": table.groups.tolist()}
+            return Inputs(table.names, table.images, columns=columns)
         if place.is_file() and place.suffix.lower() in manifest.SUFFIXES:
             return _of_table(place, image_column, image_folder or place.parent)
         if place.is_dir():
@@ -135,13 +135,6 @@ def _label_columns(sheet: Path, rows: pd.DataFrame, image: str) -> dict[str, lis
     return columns
 
 
-def _of_data_set(table: ImageTable) -> Inputs:
-    columns = {"label": _label_texts(table.labels, table.classes)}
-    if table.groups is not None:
-        columns["group"] = table.groups.tolist()
-    return Inputs(table.names, table.images, columns=columns)
-
-
 def _label_texts(labels: npt.NDArray[np.integer[Any]], classes: Sequence[str]) -> list[str]:
     """Labels as in predictions.csv: several labels of an image are joined by a bar."""
     names = np.array(classes, dtype=np.str_)
@@ -167,13 +160,7 @@ def open_model(
     return load(path, device, engine)
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Prepared images of some rows."""
-
-    rows: list[int]
-    pixels: Pixels  # [n, h, w, 3] of the rows
-    problems: dict[int, str]  # why further rows could not be read
+Chunk = tuple[list[int], Pixels, dict[int, str]]  # rows, their images [n, h, w, 3], why further rows are unreadable
 
 
 def prepared(description: ModelDescription, inputs: Inputs, batch_size: int, workers: int) -> Iterator[Chunk]:
@@ -190,7 +177,7 @@ def prepared(description: ModelDescription, inputs: Inputs, batch_size: int, wor
             else:
                 kept.append(row)
         pixels = np.stack(crops) if crops else np.zeros((0, *crop, 3), np.uint8)
-        return Chunk(kept, pixels, problems)
+        return kept, pixels, problems
 
     to_do = [row for row in range(len(inputs)) if row not in inputs.problems]
     chunks = [to_do[start : start + batch_size] for start in range(0, len(to_do), batch_size)]
@@ -231,15 +218,15 @@ def predict(
     found = Predicted(inputs, [None] * len(inputs), dict(inputs.problems))
     folder = None if explain is None else make_folder(explain)
     with counting_images("Predicting", len(inputs), len(inputs.problems), progress) as count:
-        for chunk in prepared(model.description, inputs, batch_size, workers or available_cores()):
-            found.problems |= chunk.problems
-            if len(chunk.rows):
-                predictions = model.describe(*model.run(chunk.pixels, explain is not None), threshold)
-                for row, pixels, prediction in zip(chunk.rows, chunk.pixels, predictions, strict=True):
+        for rows, crops, problems in prepared(model.description, inputs, batch_size, workers or available_cores()):
+            found.problems |= problems
+            if rows:
+                predictions = model.describe(*model.run(crops, explain is not None), threshold)
+                for row, pixels, prediction in zip(rows, crops, predictions, strict=True):
                     if folder is not None:
                         found.overlays[row] = _write_heat(folder, row, inputs.names[row], pixels, prediction)
                     found.predictions[row] = prediction
-            count(len(chunk.rows) + len(chunk.problems))
+            count(len(rows) + len(problems))
     return found
 
 
@@ -255,9 +242,7 @@ def _write_heat(folder: Path, row: int, name: str, pixels: Pixels, prediction: P
 
 
 def write_csv(path: Path, model: Model, found: Predicted) -> None:
-    """Write one row per image in the given order: ``image``; ``label`` and ``group`` if known; ``prediction``,
-    ``confidence``, ``abstain`` (with a threshold), ``top`` and ``similar`` (name=share, largest first), ``overlay``
-    (with heat maps), ``problem`` (why it could not be read), then ``p_<class>`` for each class."""
+    """Write one row per image in the given order, with the columns that docs/deploy.md lists."""
     predictions = found.predictions
     columns: dict[str, Any] = {"image": list(found.inputs.names), **found.inputs.columns}
     columns["prediction"] = [p.label if p else "" for p in predictions]

@@ -13,15 +13,11 @@ from PIL import Image
 
 from cclnet.data.image_io import MAX_PIXELS
 from cclnet.deploy import engines
-from cclnet.deploy.engines import Engine, OnnxEngine, TorchEngine
+from cclnet.deploy.engines import Engine, Floats, Maps, OnnxEngine, Pixels, TorchEngine
 from cclnet.errors import InputError, unknown
 from cclnet.evaluation.decision import confidence, curve_of_run
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import AbstentionCurve, Calibration, ModelDescription, has_similarity
-
-Floats = npt.NDArray[np.float64]
-Pixels = npt.NDArray[np.uint8]
-Heat = npt.NDArray[np.float32]  # class activation maps in 0..1
 
 FILES = {"onnx": "model.onnx", "torch": "model.safetensors"}
 SIMILAR = 3  # number of similar classes in a prediction
@@ -40,7 +36,7 @@ class Prediction:
     confidence: float  # probability of the label; with several labels that of the least confident decision
     abstain: bool | None = None  # whether the confidence is below the given threshold; None without a threshold
     similar: tuple[tuple[str, float], ...] = ()  # classes with the most weight in the soft label of the predicted class
-    heat: Heat | None = None  # evidence for the most probable class, [h, w] of the crop, 0..1; None unless requested
+    heat: Maps | None = None  # evidence for the most probable class, [h, w] of the crop, 0..1; None unless requested
 
     def top(self, n: int = 3) -> list[tuple[str, float]]:
         """The n most probable classes with their probabilities."""
@@ -84,7 +80,7 @@ class Model:
         broken, or larger than ``max_pixels`` by its header, raises ``UnreadableImage``."""
         return engines.prepare(image, self.description.short_side, self.description.crop, max_pixels)
 
-    def run(self, batch: Pixels, explain: bool = False) -> tuple[Floats, Heat | None]:
+    def run(self, batch: Pixels, explain: bool = False) -> tuple[Floats, Maps | None]:
         """Probabilities [N, K] of prepared images uint8 [N, h, w, 3]; with ``explain``, also the heat maps of their
         most probable classes, [N, h', w'] in 0..1, at the resolution of the network (see :func:`enlarge`)."""
         expected = (*self.description.crop, 3)
@@ -123,7 +119,7 @@ class Model:
         return found
 
     def describe(
-        self, probabilities: Floats, heat: Heat | None = None, threshold: float | None = None
+        self, probabilities: Floats, heat: Maps | None = None, threshold: float | None = None
     ) -> list[Prediction]:
         """The outputs of :meth:`run` as one prediction per image."""
         confidences = confidence(probabilities, self.multilabel)
@@ -233,20 +229,20 @@ def _files_of(path: Path) -> tuple[Path, set[str]]:
     )
 
 
-def heat_of(maps: npt.NDArray[np.floating]) -> Heat:
+def heat_of(maps: npt.NDArray[np.floating]) -> Maps:
     """Positive evidence for the class in 0..1: maps [N, h, w] without negative values, each divided by its maximum."""
     positive = np.maximum(maps, 0).astype(np.float32)
     largest = positive.max(axis=(1, 2), keepdims=True)
     return np.divide(positive, largest, out=np.zeros_like(positive), where=largest > 0)
 
 
-def enlarge(heat: Heat, size: tuple[int, int]) -> Heat:
+def enlarge(heat: Maps, size: tuple[int, int]) -> Maps:
     """A map [h', w'] resized to the size [h, w] of the image, bilinear."""
     larger = Image.fromarray(heat).resize((size[1], size[0]), Image.Resampling.BILINEAR)
     return np.clip(np.asarray(larger, np.float32), 0, 1)
 
 
-def overlay(pixels: Pixels, heat: Heat, strength: float = 0.55) -> Pixels:
+def overlay(pixels: Pixels, heat: Maps, strength: float = 0.55) -> Pixels:
     """The image [h, w, 3] with its heat map [h, w] on it; where the heat is zero, the image is unchanged."""
     position = np.clip(heat, 0, 1) * (len(_COLOURS) - 1)
     below = np.minimum(position.astype(np.intp), len(_COLOURS) - 2)

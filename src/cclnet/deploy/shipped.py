@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ from cclnet.errors import InputError
 from cclnet.functional import inverse_of, unsoften_by
 from cclnet.network import TimmClassifier, image_size_settings
 from cclnet.runs.model import ModelDescription
-
-Shapes = dict[str, tuple[int, ...]]
 
 
 class Shipped(nn.Module):
@@ -123,7 +121,7 @@ def _refuse_pickle(path: Path) -> None:
         )
 
 
-def _listed(shapes: Shapes, other: Shapes) -> str:
+def _listed(shapes: Mapping[str, tuple[int, ...]], other: Mapping[str, tuple[int, ...]]) -> str:
     """The first entries of ``shapes`` that ``other`` does not have."""
     names = [f"{name} {list(shape)}" for name, shape in shapes.items() if other.get(name) != shape]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -6,8 +6,6 @@ element has an id, so that any number of charts share a page.
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from PIL import Image
 from scipy import stats
 
+from cclnet.data.image_io import data_uri
 from cclnet.report.text import count_text, value_text
 from cclnet.runs.scores import CalibrationStage
 
@@ -377,14 +376,7 @@ def _picture(strength: Floats) -> str:
     pixels = np.empty((*strength.shape, 4), dtype=np.uint8)
     pixels[..., :3] = (46, 134, 200)
     pixels[..., 3] = np.rint(255 * np.clip(strength, 0, 1) ** 0.5)
-    return encoded(Image.fromarray(pixels), "PNG", optimize=True)
-
-
-def encoded(image: Image.Image, kind: str, **options: int) -> str:
-    """The image as a data URI."""
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+    return data_uri(Image.fromarray(pixels), "PNG", optimize=True)
 
 
 @dataclass(frozen=True)

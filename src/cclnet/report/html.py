@@ -19,6 +19,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from cclnet import __version__
+from cclnet.data import image_io
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 from cclnet.evaluation.compare import Comparison
@@ -27,7 +28,7 @@ from cclnet.files import make_folder, write_whole
 from cclnet.report import figures, text
 from cclnet.report.figures import Records, kept_at, series
 from cclnet.report.text import count_text, duration_text
-from cclnet.runs.folder import RunFolder
+from cclnet.runs.folder import RunFolder, flattened
 from cclnet.runs.model import has_similarity
 from cclnet.runs.scores import Estimate, Scores
 from cclnet.settings import data_options
@@ -124,15 +125,13 @@ def class_columns(scores: Scores) -> list[str]:
     return [name for name in scores.per_class[0].scores if scores.task in find(name).headline]
 
 
-def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flat_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Settings by dotted name (split.by), with values as they are written in settings.toml."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from flat_settings(value, f"{prefix}{name}.")
-        elif isinstance(value, list):
-            yield prefix + name, ", ".join(map(str, value))
+    for name, value in flattened(settings):
+        if isinstance(value, list):
+            yield name, ", ".join(map(str, value))
         else:
-            yield prefix + name, str(value).lower() if isinstance(value, bool) else str(value)
+            yield name, str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _training_sentence(records: Records) -> str:
@@ -193,19 +192,17 @@ def thumbnails(
 
 def pixels(table: ImageTable, row: int) -> npt.NDArray[np.uint8]:
     """One image of a table, uint8 [H, W] or [H, W, 3]."""
-    from cclnet.data.image_io import read_image
-
     image = table.images[row]
     if isinstance(image, np.ndarray):
         return image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image
-    return read_image(image, min_short_side=THUMBNAIL)
+    return image_io.read_image(image, min_short_side=THUMBNAIL)
 
 
 def data_uri(image: npt.NDArray[np.uint8]) -> str:
     """A JPEG of at most 96 pixels per side, as a data URI."""
     picture = Image.fromarray(image).convert("RGB")
     picture.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
-    return figures.encoded(picture, "JPEG", quality=80, optimize=True)
+    return image_io.data_uri(picture, "JPEG", quality=80, optimize=True)
 
 
 def render(template: str, **content: Any) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,17 +44,18 @@ def write_figures(results: Path, found: Sequence[PaperResult]) -> list[Path]:
         return [(title, result) for title, result in named if result is not None and result.soft_labels]
 
     rates = learned({f"{rate:g}": PaperCell(lr_ccl=rate) for rate in TABLE2})
-    made = {
-        "correlation-by-rate": _matrices(learned({f"rate {r:g}": PaperCell(lr_ccl=r) for r in SHOWN_RATES})),
-        "correlation-by-backbone": _matrices(learned({title: PaperCell(b) for b, title in BACKBONES.items()})),
-        "softness-over-epochs": _softness(rates),
-        "drift-without-freeze": _drift(learned({f"{rate:g}": no_freeze(rate) for rate in NO_FREEZE_RATES}), rates),
+    never_frozen = learned({f"{rate:g}": no_freeze(rate) for rate in NO_FREEZE_RATES})
+    drawings: dict[str, tuple[Callable[[Named], Figure], Named]] = {
+        "correlation-by-rate": (_matrices, learned({f"rate {r:g}": PaperCell(lr_ccl=r) for r in SHOWN_RATES})),
+        "correlation-by-backbone": (_matrices, learned({title: PaperCell(b) for b, title in BACKBONES.items()})),
+        "softness-over-epochs": (_softness, rates),
+        "drift-without-freeze": (partial(_drift, frozen=rates), never_frozen),
     }
     paths = []
-    for name, figure in made.items():
-        if figure is not None:
+    for name, (draw, shown) in drawings.items():
+        if shown:
             paths.append(make_folder(results / "figures") / f"{name}.png")
-            save_picture(figure, paths[-1])
+            save_picture(draw(shown), paths[-1])
     return paths
 
 
@@ -65,10 +67,8 @@ def _new(columns: int, width: float, height: float) -> tuple[Figure, Any]:
     return figure, figure.subplots(1, columns, squeeze=False)[0]
 
 
-def _matrices(shown: Named) -> Figure | None:
+def _matrices(shown: Named) -> Figure:
     """Soft labels side by side on one scale, and their rank correlations."""
-    if not shown:
-        return None
     figure, axes = _new(len(shown), 3.6 * len(shown) + 0.6, 4.3)
     highest = max(max(map(max, result.matrix)) for _, result in shown)
     for axis, (title, result) in zip(axes, shown, strict=True):
@@ -101,10 +101,8 @@ def _matrix(axis: Axes, result: PaperResult, highest: float) -> Any:
     return drawn
 
 
-def _softness(shown: Named) -> Figure | None:
+def _softness(shown: Named) -> Figure:
     """Softness after each epoch at every learning rate of the head."""
-    if not shown:
-        return None
     figure, (axis,) = _new(1, 7.5, 4.2)
     for title, result in shown:
         _curve(axis, result, title)
@@ -133,10 +131,8 @@ def _finish_curves(axis: Axes, classes: int) -> None:
     axis.grid(alpha=0.3)
 
 
-def _drift(never_frozen: Named, frozen: Named) -> Figure | None:
+def _drift(never_frozen: Named, frozen: Named) -> Figure:
     """Without the freeze rule softness rises to the collapse point, and the rows become uniform smoothing."""
-    if not never_frozen:
-        return None
     figure, axes = _new(1 + len(never_frozen), 6.0 + 3.8 * len(never_frozen), 4.3)
     for rate, result in never_frozen:
         _curve(axes[0], result, f"{rate}, never frozen")

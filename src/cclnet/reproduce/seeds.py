@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,7 @@ def read_results(folder: Path) -> list[PaperResult]:
 
 def seeds_of(results: Sequence[PaperResult], cell: PaperCell) -> list[PaperResult]:
     """The results of a cell with any seed, sorted by seed."""
-
-    def without_seed(cell: PaperCell) -> dict[str, Any]:
-        return {name: value for name, value in vars(cell).items() if name != "seed"}
-
-    own = [result for result in results if without_seed(result.cell) == without_seed(cell)]
+    own = [result for result in results if replace(result.cell, seed=cell.seed) == cell]
     return sorted(own, key=lambda result: result.cell.seed)
 
 

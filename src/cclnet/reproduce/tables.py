@@ -17,16 +17,7 @@ from cclnet.errors import InputError
 from cclnet.files import make_folder, write_whole
 from cclnet.report.html import render
 from cclnet.report.text import NONE, signed_text
-from cclnet.reproduce.experiments import (
-    BACKBONES,
-    COMPARED,
-    LR_CCL,
-    METHODS,
-    PAPER_SCORES,
-    TABLE2,
-    PaperCell,
-    published,
-)
+from cclnet.reproduce.experiments import BACKBONES, COMPARED, METHODS, PAPER_SCORES, TABLE2, PaperCell, published
 from cclnet.reproduce.paper_figures import write_figures
 from cclnet.reproduce.seeds import PaperResult, SeedStatistics, read_results, seeds_of
 
@@ -77,7 +68,7 @@ def table1_grid(
             if own or split == "paper" or method in COMPARED:
                 mean, paper = seeds.mean(own) if own else None, published(backbone, method)
                 fields = [score_field(mean, name, paper.get(name)) for name in scores]
-                rows.append(((backbone_title,), (method_title,), (seed_count(own),), *fields))
+                rows.append(((backbone_title,), (method_title,), (str(len(own) or NONE),), *fields))
     caption = (
         "Each field: our value, the paper's, and the difference with its 95% interval, which is that of our value "
         "(over seeds and lesions; for one seed over lesions)."
@@ -89,10 +80,6 @@ def table1_grid(
         caption += " The paper's numbers are those of its own split, on which lesions leak; they are for orientation."
     columns = ("Backbone", "Method", "Seeds", *(HEADS[name] for name in scores))
     return Grid(f"Table 1 on {SPLIT_TITLES[split]}", caption, columns, tuple(rows), names=3)
-
-
-def seed_count(own: Sequence[PaperResult]) -> str:
-    return str(len(own)) if own else NONE
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -126,11 +113,11 @@ def table2_grid(results: Sequence[PaperResult], seeds: SeedStatistics) -> Grid:
     for rate, paper in TABLE2.items():
         own = seeds_of(results, PaperCell(lr_ccl=rate))
         mean = seeds.mean(own) if own else None
-        converged = (_epochs([r.converged_epoch for r in own]), f"paper {paper.converged or 'never'}")
-        fields = (_softness_field(own, paper.softness), score_field(mean, "accuracy", paper.accuracy))
-        kappa = score_field(mean, "kappa", paper.kappa)
+        converged = (_epochs([r.converged_epoch for r in own]), f"paper {paper.get('converged', 'never')}")
+        fields = (_softness_field(own, paper["softness"]), score_field(mean, "accuracy", paper["accuracy"]))
+        kappa = score_field(mean, "kappa", paper["kappa"])
         frozen = (_epochs([r.freeze_epoch for r in own]),)
-        rows.append(((f"{rate:g}",), (seed_count(own),), converged, frozen, *fields, kappa))
+        rows.append(((f"{rate:g}",), (str(len(own) or NONE),), converged, frozen, *fields, kappa))
     columns = ("Rate", "Seeds", "Converged at", "Frozen at", "Softness", "Accuracy", "Kappa")
     return Grid("Table 2: the learning rate of the head", TABLE2_CAPTION, columns, tuple(rows), names=2)
 
@@ -158,7 +145,7 @@ def _converged_softness(result: PaperResult) -> float:
 def rivals_grid(results: Sequence[PaperResult], seeds: SeedStatistics) -> Grid:
     """CCL-Net against hard labels and uniform smoothing, on both splits, with the verdict in words."""
     rows: list[tuple[Lines, ...]] = []
-    plain = [r for r in results if not r.cell.variant and not r.cell.changes and r.cell.lr_ccl == LR_CCL]
+    plain = [r for r in results if not r.cell.variant and not r.cell.changes and r.cell.lr_ccl == PaperCell.lr_ccl]
     for split, split_title in SPLIT_TITLES.items():
         for backbone, title in BACKBONES.items():
             found = seeds.compare_all([r for r in plain if (r.cell.split, r.cell.backbone) == (split, backbone)])
@@ -235,7 +222,7 @@ def table2_rows(results: Sequence[PaperResult]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for rate, published_rate in TABLE2.items():
         names = ("converged", "softness", "accuracy", "kappa")
-        paper = {f"paper_{name}": getattr(published_rate, name) for name in names}
+        paper = {f"paper_{name}": published_rate.get(name) for name in names}
         own = seeds_of(results, PaperCell(lr_ccl=rate))
         for result in own:
             epochs = {"converged_epoch": result.converged_epoch, "freeze_epoch": result.freeze_epoch}
@@ -264,8 +251,7 @@ def markdown(*grids: Grid) -> str:
         last = len(grid.columns) - 1
         marks = ["---" if i < grid.names or (grid.words and i == last) else "--:" for i in range(len(grid.columns))]
         fields = [["<br>".join(line for line in field if line) for field in row] for row in grid.rows]
-        rows = [grid.columns, *fields]
-        lines = [f"| {' | '.join(row)} |" for row in rows]
+        lines = [f"| {' | '.join(row)} |" for row in (grid.columns, *fields)]
         lines.insert(1, f"|{'|'.join(marks)}|")
         texts.append(f"**{grid.title}.** {grid.caption}\n\n" + "\n".join(lines) + "\n")
     return "\n".join(texts)

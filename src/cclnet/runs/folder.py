@@ -285,7 +285,7 @@ class OpenedRun:
 
     def settings(self) -> dict[str, Any]:
         """What was trained: settings by dotted name, without INCIDENTAL; {} where unknown."""
-        flat = dict(_flat(self.settings_table))
+        flat = dict(flattened(self.settings_table))
         if self.model is not None:
             # settings.toml has these only if they were given (before version 0.2: always); model.json has those used.
             flat |= {name: list(getattr(self.model, name)) for name in ("mean", "std") if name in flat}
@@ -324,10 +324,11 @@ class OpenedRun:
         return {**whole, "per_class": per_class, "in_words": words}
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by dotted name (split.by)."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flattened(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 

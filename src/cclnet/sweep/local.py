@@ -104,14 +104,6 @@ class SweepProgress(AbstractContextManager["SweepProgress"]):
             self._live = None
 
 
-@dataclass(frozen=True)
-class Message:
-    """From a training process: state "training", "trained", "stopped" or "failed", and text to show."""
-
-    state: str
-    text: str = ""
-
-
 class OutOfTime(Exception):
     """The deadline has passed; the run is checkpointed."""
 
@@ -119,7 +111,8 @@ class OutOfTime(Exception):
 def train_cells(connection: Connection, device: str | None, threads: int, context: SweepContext) -> None:
     """The main function of a training process: train the cells that arrive on the connection until None arrives.
 
-    After an unexpected error the process ends, so that a GPU in an undefined state affects no other cell.
+    It sends pairs: the state "training", "trained", "stopped" or "failed", and text to show. After an unexpected error
+    it ends, so that a GPU in an undefined state affects no other cell.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks to stop
     if device is not None:
@@ -130,20 +123,20 @@ def train_cells(connection: Connection, device: str | None, threads: int, contex
         torch.set_num_threads(threads)
     while (cell := connection.recv()) is not None:
         try:
-            train_cell(cell, context, lambda text: connection.send(Message("training", text)))
-            connection.send(Message("trained"))
+            train_cell(cell, context, lambda text: connection.send(("training", text)))
+            connection.send(("trained", ""))
         except OutOfTime:
-            connection.send(Message("stopped", "out of time, checkpointed"))
+            connection.send(("stopped", "out of time, checkpointed"))
         except Interrupted:
-            connection.send(Message("stopped", "interrupted, checkpointed"))
+            connection.send(("stopped", "interrupted, checkpointed"))
             return
         except InputError as error:
-            connection.send(Message("failed", str(error)))
+            connection.send(("failed", str(error)))
         except Exception as error:  # noqa: BLE001 (an error in one cell must not stop the others)
             note = context.runs / cell.name / "error.txt"
             note.parent.mkdir(parents=True, exist_ok=True)
             note.write_text(traceback.format_exc(), encoding="utf-8")
-            connection.send(Message("failed", f"{type(error).__name__}: {error} (see {note})"))
+            connection.send(("failed", f"{type(error).__name__}: {error} (see {note})"))
             return
         gc.collect()  # network and optimizer refer to each other; the next cell needs their memory now
         if torch.cuda.is_available():
@@ -323,21 +316,21 @@ class _WorkerPool(AbstractContextManager["_WorkerPool"]):
             slot = slots[connection]  # type: ignore[index]
             worker, cell = busy[slot]
             try:
-                message = worker.connection.recv()
+                state, text = worker.connection.recv()
             except (EOFError, OSError):
                 self._process_lost(slot, cell)
                 continue
             worker.last_message = time.monotonic()
-            if message.state == "training":
-                self.progress.update(cell.name, "training", message.text)
+            if state == "training":
+                self.progress.update(cell.name, "training", text)
                 continue
             worker.cell = None
-            if message.state == "trained":
+            if state == "trained":
                 self._evaluate(cell)
-            elif message.state == "stopped":
-                self.progress.update(cell.name, "unfinished", message.text)
+            elif state == "stopped":
+                self.progress.update(cell.name, "unfinished", text)
             else:
-                self._fail(cell, message.text)
+                self._fail(cell, text)
                 self._end_process(slot)  # a new process starts with a clean device
 
     def _kill_stalled(self) -> None:

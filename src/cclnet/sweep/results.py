@@ -19,7 +19,7 @@ from cclnet.evaluation.evaluate import evaluate
 from cclnet.evaluation.metrics import AFTER, headline_metrics
 from cclnet.files import make_folder
 from cclnet.methods import rename_settings
-from cclnet.runs.folder import RunFolder
+from cclnet.runs.folder import RunFolder, flattened
 from cclnet.runs.kept_result import (
     KeptResult,
     predictions_path,
@@ -129,8 +129,8 @@ def differs_from_run(cell: Cell, run: RunFolder) -> list[str]:
 def _differing_settings(cell: Cell, kept: Mapping[str, Any], write_path: Callable[[str], str]) -> list[str]:
     """Settings that the kept ones lack were added later: the run had their defaults."""
     kept = {**kept, "method_settings": rename_settings(kept.get("method_settings", {}))}
-    now = _flat(_plain_settings(cell.settings, write_path))
-    then = _flat(_plain_settings(Settings(), write_path)) | _flat(kept)
+    now = dict(flattened(_plain_settings(cell.settings, write_path)))
+    then = dict(flattened(_plain_settings(Settings(), write_path))) | dict(flattened(kept))
     names = [name for name in now if name.rpartition(".")[2] not in cell.ignored_settings]
     names += [name for name in then if name.startswith("method_settings.") and name not in now]
     return [
@@ -138,13 +138,6 @@ def _differing_settings(cell: Cell, kept: Mapping[str, Any], write_path: Callabl
         for name in names
         if json.dumps(now.get(name)) != json.dumps(then.get(name))  # lists equal tuples
     ]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return flat
 
 
 def _plain_settings(settings: Settings, write_path: Callable[[str], str]) -> dict[str, Any]:

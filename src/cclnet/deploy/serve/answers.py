@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 from pydantic import BaseModel, Field
 
 from cclnet import __version__
-from cclnet.data.image_io import FORMATS
+from cclnet.data.image_io import FORMATS, data_uri
+from cclnet.deploy.engines import Floats, Maps
 from cclnet.deploy.predictor import Model, Prediction, enlarge
-from cclnet.deploy.serve.decoding import Upload, data_uri
+from cclnet.deploy.serve.decoding import Upload
 from cclnet.deploy.serve.guard import ServeSettings
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import AbstentionCurve
 
-Floats = npt.NDArray[np.float64]
-Heat = npt.NDArray[np.float32]
 NOTICE = (
     "Not a medical device. For research and teaching only: it does not replace an examination and must not be used to "
     "decide about anyone's care."
@@ -145,7 +143,7 @@ def model_info(model: Model, settings: ServeSettings) -> ModelInfo:
 
 
 def make_answer(
-    name: str, model: Model, upload: Upload, p: Floats, heat: Heat | None, curve: AbstentionCurve | None
+    name: str, model: Model, upload: Upload, p: Floats, heat: Maps | None, curve: AbstentionCurve | None
 ) -> Answer:
     """Return the answer for one image from probabilities [K] and heat map [h', w'] of :meth:`Model.run`."""
     (prediction,) = model.describe(p[None])
@@ -166,7 +164,7 @@ def make_answer(
     )
 
 
-def _heat_map(of: str, heat: Heat) -> HeatMap:
+def _heat_map(of: str, heat: Maps) -> HeatMap:
     png = data_uri(Image.fromarray(np.rint(255 * heat).astype(np.uint8)), "PNG", compress_level=3)
     return HeatMap(of=of, where=heat_location(heat), png=png)
 
@@ -219,7 +217,7 @@ def percent(p: float) -> str:
     return "more than 99.9%" if p > 0.999 else f"{100 * p:.1f}%"
 
 
-def heat_location(heat: Heat) -> str:
+def heat_location(heat: Maps) -> str:
     """Return the location of the strongest half of a heat map [h, w] in words, for people who do not see it."""
     strong = np.where(heat >= 0.5 * heat.max(), heat, 0)
     total = float(strong.sum())

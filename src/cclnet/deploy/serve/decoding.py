@@ -11,7 +11,6 @@ taken over must not be trusted: the server receives JSON and raw bytes from it, 
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import io
 import json
@@ -32,18 +31,16 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
-from cclnet.data.image_io import UnreadableImage, read_image, read_resized, resize
-from cclnet.deploy.engines import central
+from cclnet.data.image_io import UnreadableImage, data_uri, read_image, read_resized, resize
+from cclnet.deploy.engines import Pixels, central
 from cclnet.deploy.serve.guard import Limits, Refused, busy, too_large
 from cclnet.errors import InputError
 from cclnet.files import write_whole
 
-Pixels = npt.NDArray[np.uint8]
 FORM_FIELD = "image"
 MAX_FORM_FIELDS = 8
 PREVIEW_SIDE = 720  # longer side, in pixels, of the preview that is sent back
@@ -154,12 +151,6 @@ def _preview(content: bytes, limits: Limits) -> str:
     scale = min(1.0, PREVIEW_SIDE / max(pixels.shape[:2]))
     height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
     return data_uri(Image.fromarray(resize(pixels, height, width)), "JPEG", quality=88)
-
-
-def data_uri(image: Image.Image, kind: str, **options: int) -> str:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _keep(folder: Path, digest: str, content: bytes) -> None:

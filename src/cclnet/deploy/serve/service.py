@@ -11,11 +11,11 @@ from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.requests import Request
 
 from cclnet.data.parallel import available_cores
+from cclnet.deploy.engines import Floats, Maps, Pixels
 from cclnet.deploy.predictor import Model
 from cclnet.deploy.serve.answers import Answer, make_answer
 from cclnet.deploy.serve.decoding import DecoderPool, DecodingSettings
@@ -25,8 +25,8 @@ from cclnet.runs.model import AbstentionCurve
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Input = tuple[npt.NDArray[np.uint8], bool]  # a prepared image, and whether its heat map is wanted
-Output = tuple[npt.NDArray[np.float64], npt.NDArray[np.float32] | None]  # probabilities [K], heat map [h', w']
+Input = tuple[Pixels, bool]  # a prepared image, and whether its heat map is wanted
+Output = tuple[Floats, Maps | None]  # probabilities [K], heat map [h', w']
 PARALLEL_BATCHES = 2  # one computes while the other is put together or answered
 SECONDS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class Service:
                 outputs |= dict(zip(rows, self._run(np.stack([items[i][0] for i in rows]), explain), strict=True))
         return [outputs[i] for i in range(len(items))]
 
-    def _run(self, batch: npt.NDArray[np.uint8], explain: bool) -> list[Output]:
+    def _run(self, batch: Pixels, explain: bool) -> list[Output]:
         try:
             probabilities, heat = self.model.run(batch, explain)
         except InputError as error:
