@@ -287,19 +287,15 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
             raise InputError(f"a setting is given as name=value, got '{assignment}'.")
-        value = _parse_value(text.strip())
+        number = f"0{text.strip()}" if text.strip().startswith(".") else text.strip()  # TOML does not allow .05
+        try:
+            value = tomllib.loads(f"v = {number}")["v"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
         for table in reversed(name.strip().split(".")):
             value = {table: value}
         nested = merge_layers(nested, value)
     return nested
-
-
-def _parse_value(text: str) -> Any:
-    number = f"0{text}" if text.startswith(".") else text  # TOML does not allow .05
-    try:
-        return tomllib.loads(f"v = {number}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def build_settings(kind: type[S], values: Mapping[str, Any]) -> S:

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from scipy import sparse, stats
 
 from cclnet.runs.predictions import Floats, Integers, Predictions
+from cclnet.runs.scores import Intervals
 
 LEVEL = 0.95
 Bounds = tuple[float, float]
@@ -126,6 +127,13 @@ def bootstrap(
         {name: np.concatenate([own[i][name] for own in chunks]) for name in chunks[0][i]}
         for i in range(len(statistics))
     ]
+
+
+def intervals_summary(units: Units, draws: int, seed: int) -> Intervals:
+    words = f"{LEVEL:.0%} intervals from {draws:,} bootstrap draws of {units.count:,} {units.kind}."
+    if units.kind == "images":
+        words += " No groups are known: images of one lesion or patient would make these intervals too narrow."
+    return Intervals(LEVEL, draws, seed, units.kind, units.count, words)
 
 
 def interval(

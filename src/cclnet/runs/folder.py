@@ -25,7 +25,8 @@ from cclnet.runs import model as model_files
 from cclnet.runs.kept_result import read_kept_result
 from cclnet.runs.model import Calibration, ModelDescription
 from cclnet.runs.predictions import SPLITS, Floats, Predictions, Strings, read_predictions, write_predictions
-from cclnet.runs.scores import Scores, read_scores, write_scores
+from cclnet.runs.scores import ClassLeak, Leak, Scores, read_scores, write_scores
+from cclnet.schema import from_plain
 from cclnet.settings import Settings, current_names, make_settings, read_settings, to_toml
 
 PREDICTIONS = ("predictions.csv", "predictions.csv.gz", "predictions.csv.bz2")  # any one of them
@@ -291,15 +292,15 @@ class OpenedRun:
             flat |= {name: list(getattr(self.model, name)) for name in ("mean", "std") if name in flat}
         return {name: value for name, value in flat.items() if name not in INCIDENTAL}
 
-    def leak(self) -> dict[str, Any] | None:
+    def leak(self) -> Leak | None:
         """How many reported images belong to a group that was trained on, by split.csv or as kept (then without
         classes); None where unknown."""
         if self.kept_leak:
-            return {"per_class": [], **self.kept_leak}
+            return from_plain(Leak, {"per_class": [], **self.kept_leak})
         if self.folder is None or not self.folder.split.exists():
             return None
         table = self.folder.read_split()
-        if table.groups is None or not (table.groups != "").any():
+        if table.groups is None:
             return None
         split = table.to_frame().drop_duplicates("image")
         reported = self.predictions.of_split(self.split)
@@ -311,17 +312,13 @@ class OpenedRun:
         shared = np.isin(groups, trained) & (groups != "")
         members = [np.full(len(reported), True), *(reported.targets.T > 0)]
         counts = [(int((own & shared).sum()), int(own.sum())) for own in members]
-        whole, *classes = ({"images": hits, "share": hits / images if images else None} for hits, images in counts)
-        per_class = [{"class": name, **row} for name, row in zip(reported.classes, classes, strict=True)]
-        words = (
-            f"{whole['images']:,} of {len(reported):,} images ({whole['share']:.0%}) show a lesion or patient that the "
-            "model was trained on."
-            if whole["images"]
-            else f"None of {known:,} images shows a lesion or patient that the model was trained on."
-        )
+        (hits, share), *classes = ((hits, hits / images if images else None) for hits, images in counts)
+        per_class = tuple(ClassLeak(name, *row) for name, row in zip(reported.classes, classes, strict=True))
+        who = f"{hits:,} of {len(reported):,} images ({share:.0%}) show" if hits else f"None of {known:,} images shows"
+        words = f"{who} a lesion or patient that the model was trained on."
         if known < len(reported):
             words += f" Of {len(reported) - known:,} others it is not known."
-        return {**whole, "per_class": per_class, "in_words": words}
+        return Leak(hits, share, per_class, words)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -199,8 +199,7 @@ def read_predictions(
     problems = _header_problems(header, classes)
     if len(frame) == 0:
         problems.append("no image: the file has a header only.")
-    if problems:  # without its columns nothing else can be checked
-        _refuse(problems, str(path))
+    _refuse(problems, str(path))  # without its columns nothing else can be checked
     # Anything else than a number becomes NaN, which is then reported.
     numbers = [pd.to_numeric(frame["p_" + name], errors="coerce") for name in classes]
     probabilities = np.column_stack([column.to_numpy(dtype=np.float64, na_value=np.nan) for column in numbers])
