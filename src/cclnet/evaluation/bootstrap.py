@@ -101,10 +101,8 @@ def bootstrap(
 
     All statistics get the same draws, so those of two runs on the same images are paired.
     """
-    of_unit = sparse.csr_array(
-        (np.ones(len(units.index)), (units.index, np.arange(len(units.index)))),
-        shape=(units.count, len(units.index)),
-    )
+    images = len(units.index)
+    of_unit = sparse.csr_array((np.ones(images), (units.index, np.arange(images))), shape=(units.count, images))
     # Column format reads the weights of each unit once, in order: twice as fast as row format.
     totals = {
         i: sparse.csc_array((of_unit @ s.features).T) for i, s in enumerate(statistics) if isinstance(s, Statistic)

@@ -151,10 +151,8 @@ def logits_of(predictions: Predictions) -> Floats:
 def with_temperature(predictions: Predictions, temperature: float | Floats) -> Predictions:
     """The predictions at a temperature (one, or one for each image as [N])."""
     scaled = logits_of(predictions) / np.reshape(temperature, (-1, 1))
-    return replace(
-        predictions,
-        probabilities=special.expit(scaled) if predictions.multilabel else special.softmax(scaled, axis=1),
-    )
+    p = special.expit(scaled) if predictions.multilabel else special.softmax(scaled, axis=1)
+    return replace(predictions, probabilities=p)
 
 
 def fit_temperature(predictions: Predictions) -> float:

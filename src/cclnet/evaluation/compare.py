@@ -502,8 +502,7 @@ def _by_model(runs: list[OpenedRun]) -> tuple[list[Group], list[str]]:
         by_kind.setdefault(json.dumps(kind, sort_keys=True), []).append(run)
     several_backbones = len({run.model.backbone for run in runs if run.model}) > 1
     names = Counter(_name(members[0], several_backbones) for members in by_kind.values())
-    groups: list[Group] = []
-    warnings = []
+    groups, warnings = list[Group](), list[str]()
     for members in by_kind.values():
         name = _name(members[0], several_backbones)
         if repeated := [str(seed) for seed, count in Counter(run.seed for run in members).items() if count > 1]:
@@ -571,7 +570,10 @@ def align(runs: Sequence[OpenedRun]) -> list[Predictions]:
         for i, own in enumerate(reported):
             rows = np.empty(len(own), np.intp)
             rows[order] = np.argsort(own.images)
-            reported[i] = _in_class_order(own.select(rows), first.classes)
+            own, classes = own.select(rows), np.array([own.classes.index(name) for name in first.classes])
+            labels = own.labels[:, classes] if own.multilabel else np.argsort(classes)[own.labels]
+            p = own.probabilities[:, classes]
+            reported[i] = replace(own, labels=labels, probabilities=p, classes=first.classes)
             if wrong := int((reported[i].labels != first.labels).reshape(len(own), -1).any(axis=1).sum()):
                 problems.append(f"{runs[i].name}: other labels than {name} for {wrong:,} images.")
             if (theirs := reported[i].groups) is not None:
@@ -601,9 +603,3 @@ def _differences(first: Predictions, own: Predictions, name: str) -> list[str]:
                 listed = f"{len(names):,} {nouns[len(names) > 1]} ({examples(names)})"
                 found.append(words.format(listed, name))
     return found
-
-
-def _in_class_order(predictions: Predictions, classes: tuple[str, ...]) -> Predictions:
-    order = np.array([predictions.classes.index(name) for name in classes])
-    labels = predictions.labels[:, order] if predictions.multilabel else np.argsort(order)[predictions.labels]
-    return replace(predictions, labels=labels, probabilities=predictions.probabilities[:, order], classes=classes)

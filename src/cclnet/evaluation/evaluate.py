@@ -171,8 +171,7 @@ def _warnings(scores: Scores, reported: Predictions, units: Units, fitting: Pred
             found.append(
                 f"The temperature was fitted on groups that are reported as well ({counted(shared, 'image')})."
             )
-    impossible = int((reported.probabilities[reported.targets == 1] == 0).sum())
-    if impossible:
+    if impossible := int((reported.probabilities[reported.targets == 1] == 0).sum()):
         found.append(
             f"The true class had probability 0 on {counted(impossible, 'image')}; the NLL counts it as {SMALLEST:.1g}."
         )

@@ -115,15 +115,13 @@ class RunFolder:
         self.calibration = self.path / "calibration.json"
         self.scores = self.path / "scores.json"
         self.tensorboard = self.path / "tensorboard"
+        self._written_in_training = (self.split, self.history, self.checkpoints, self.tensorboard)
 
     def create(self, settings: Settings) -> None:
         """Make the folder of a new run and write its settings. A folder with files of a run is refused."""
         if self.settings.exists():
-            raise InputError(
-                f"{self.path} holds a run already. Go on with it: cclnet train --resume {self.path}; "
-                "or choose another --out."
-            )
-        if left := [path.name for path in self._written_in_training() if path.exists()]:
+            raise InputError(f"{self.path} holds a run already: choose --out, or cclnet train --resume {self.path}.")
+        if left := [path.name for path in self._written_in_training if path.exists()]:
             raise InputError(f"{self.path} has {', '.join(left)} of another run: remove them, or choose another --out.")
         make_folder(self.path)
         write_whole(self.settings, to_toml(settings))
@@ -132,16 +130,13 @@ class RunFolder:
         """Remove the files of a run that has no checkpoint to resume from."""
         if any(self.checkpoints.glob("*.pt")):
             return
-        for path in (self.settings, *self._written_in_training()):
+        for path in (self.settings, *self._written_in_training):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
-
-    def _written_in_training(self) -> tuple[Path, ...]:
-        return self.split, self.history, self.checkpoints, self.tensorboard
 
     def read_settings(self) -> Settings:
         """The settings of a run to resume; one that this version does not know is an error."""

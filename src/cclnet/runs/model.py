@@ -257,8 +257,7 @@ class FittedTemperature:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was fitted after training (calibration.json): the temperature and, of an exported model, the abstention
-    curve."""
+    """What was fitted after training (calibration.json): temperature and, of an exported model, abstention curve."""
 
     temperature: FittedTemperature = FittedTemperature()
     abstention: AbstentionCurve | None = None
@@ -291,11 +290,9 @@ def read_calibration_file(path: str | Path) -> Calibration:
 
 
 def _check_format(content: Mapping[str, Any], path: str | Path, known: tuple[int, ...]) -> None:
-    if content.get("format") not in known:
-        raise InputError(
-            f"{path} has format {content.get('format')!r}; this version of cclnet reads format "
-            f"{' and '.join(map(str, known))}."
-        )
+    found, reads = content.get("format"), " and ".join(map(str, known))
+    if found not in known:
+        raise InputError(f"{path} has format {found!r}; this version of cclnet reads format {reads}.")
 
 
 def write_soft_labels(path: str | Path, classes: Sequence[str], matrix: npt.ArrayLike) -> None:
