@@ -37,11 +37,12 @@ from cclnet.evaluation.bootstrap import Statistic, Units, bootstrap, interval, u
 from cclnet.evaluation.calibration import calibration_statistic, calibration_values
 from cclnet.evaluation.classification import confusion_scores, decision_statistic
 from cclnet.evaluation.compare import difference_test
-from cclnet.evaluation.evaluate import evaluate, versions
+from cclnet.evaluation.evaluate import PACKAGES, evaluate
 from cclnet.evaluation.metrics import calibration_metrics
 from cclnet.files import write_whole
 from cclnet.reproduce.paper_figures import save_picture
 from cclnet.runs.predictions import Predictions, write_predictions
+from cclnet.runs.provenance import package_versions
 
 SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "macro_jaccard")
 BIASED = tuple(metric.name for metric in calibration_metrics("single-label") if metric.biased)
@@ -280,7 +281,11 @@ def main() -> None:
             }
         results |= calibration_errors(options.draws, options.comparisons, pool)
     results["settings"] = {"draws": options.draws, "comparisons": options.comparisons, "bootstrap_draws": [1000, 500]}
-    results |= {"seed": "of each draw its number", "device": f"CPU, {os.cpu_count()} cores", "versions": versions()}
+    results |= {
+        "seed": "of each draw its number",
+        "device": f"CPU, {os.cpu_count()} cores",
+        "versions": package_versions(PACKAGES),
+    }
     results["seconds"] = time.perf_counter() - start
     options.out.mkdir(parents=True, exist_ok=True)
     write_whole(options.out / "statistics.json", json.dumps(results, indent=1) + "\n")

@@ -59,21 +59,21 @@ def train(
         **settings: fields of :class:`~cclnet.settings.Settings`, tables as dicts. An unknown name is an error that
             suggests the nearest one.
     """
+    from cclnet.runs.folder import free_name
+
     chosen = None
     cache_dir = settings.pop("cache_dir", None)
     if resume is None:
         chosen = run_settings(data, recipe, settings)  # before torch is imported
+        folder = out or free_name(Path("runs"), chosen)
     elif data or out or recipe or settings:
         raise InputError("a resumed run keeps its settings: give no others with resume, except cache_dir.")
+    else:
+        folder = resume
 
-    from cclnet.runs.folder import free_name
     from cclnet.training import loop
     from cclnet.training.setup import is_rank_zero
 
-    folder = resume or out
-    if folder is None:
-        assert chosen is not None
-        folder = free_name(Path("runs"), chosen)
     run = loop.train(
         chosen,
         folder,

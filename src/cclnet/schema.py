@@ -88,6 +88,7 @@ def rules(kind: Any) -> dict[str, Rule]:
 
 
 _NO_RULE = Rule()
+_hints = functools.cache(typing.get_type_hints)
 
 
 def from_plain(kind: type[T], content: object, where: str = "") -> T:
@@ -226,11 +227,6 @@ def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
     """Whether a value is the default, which no rule applies to: None or an empty list may stand for "not given"."""
     value = tuple(value) if isinstance(value, list) else value
     return type(value) is type(field.default) and bool(value == field.default)
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
 
 
 def _short(value: object) -> str:

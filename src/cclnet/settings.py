@@ -287,24 +287,19 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
             raise InputError(f"a setting is given as name=value, got '{assignment}'.")
-        value = _parse_value(text.strip())
+        number = f"0{text.strip()}" if text.strip().startswith(".") else text.strip()  # TOML does not allow .05
+        try:
+            value = tomllib.loads(f"v = {number}")["v"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
         for table in reversed(name.strip().split(".")):
             value = {table: value}
         nested = merge_layers(nested, value)
     return nested
 
 
-def _parse_value(text: str) -> Any:
-    number = f"0{text}" if text.startswith(".") else text  # TOML does not allow .05
-    try:
-        return tomllib.loads(f"v = {number}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
 def build_settings(kind: type[S], values: Mapping[str, Any]) -> S:
-    """An object of a settings class from nested values, each converted to the type of its field. An unknown name is an
-    error.
+    """A settings object from nested values, each converted to the type of its field. An unknown name is an error.
 
     >>> build_settings(DataOptions, {"part_column": "fold"}).split_column
     'fold'
@@ -323,9 +318,7 @@ def _refuse_unknown(kind: Any, values: Mapping[str, Any], path: str = "") -> Non
     for name, value in values.items():
         if name not in (*known, *known.values()):
             meant = next((f"{path}{own}" for own, known_as in rules(kind).items() if name in known_as.synonyms), "")
-            hint = (
-                f"A setting of the method is given as method_settings.{name}" if kind is Settings and not meant else ""
-            )
+            hint = "" if meant or kind is not Settings else f"A setting of the method is named method_settings.{name}"
             raise unknown("setting", f"{path}{name}", [f"{path}{own}" for own in known], meant, hint)
         table = next((field.default for field in dataclasses.fields(kind) if field.name == name), None)
         if dataclasses.is_dataclass(table) and isinstance(value, Mapping):

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from scipy import sparse, stats
 
 from cclnet.runs.predictions import Floats, Integers, Predictions
+from cclnet.runs.scores import Intervals
 
 LEVEL = 0.95
 Bounds = tuple[float, float]
@@ -100,10 +101,8 @@ def bootstrap(
 
     All statistics get the same draws, so those of two runs on the same images are paired.
     """
-    of_unit = sparse.csr_array(
-        (np.ones(len(units.index)), (units.index, np.arange(len(units.index)))),
-        shape=(units.count, len(units.index)),
-    )
+    images = len(units.index)
+    of_unit = sparse.csr_array((np.ones(images), (units.index, np.arange(images))), shape=(units.count, images))
     # Column format reads the weights of each unit once, in order: twice as fast as row format.
     totals = {
         i: sparse.csc_array((of_unit @ s.features).T) for i, s in enumerate(statistics) if isinstance(s, Statistic)
@@ -126,6 +125,13 @@ def bootstrap(
         {name: np.concatenate([own[i][name] for own in chunks]) for name in chunks[0][i]}
         for i in range(len(statistics))
     ]
+
+
+def intervals_summary(units: Units, draws: int, seed: int) -> Intervals:
+    words = f"{LEVEL:.0%} intervals from {draws:,} bootstrap draws of {units.count:,} {units.kind}."
+    if units.kind == "images":
+        words += " No groups are known: images of one lesion or patient would make these intervals too narrow."
+    return Intervals(LEVEL, draws, seed, units.kind, units.count, words)
 
 
 def interval(

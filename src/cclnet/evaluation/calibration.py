@@ -100,33 +100,25 @@ def calibration_statistic(predictions: Predictions, exact: bool = False) -> Stat
         columns(block, blocks, 1 - hit),
     ]
     owner = columns(np.repeat(np.arange(len(right)), each), len(right)).T  # sums the decisions of an image
-    by_class = _class_gaps(predictions)
+    p, targets, present = predictions.probabilities, predictions.targets, np.flatnonzero(predictions.class_counts)
+    by_class = [columns(equal_width_bins(p[:, k]), BINS, targets[:, k] - p[:, k]) for k in present]
     of_image = sparse.csr_array(np.column_stack([np.ones(len(right)), *losses(predictions)]))
-    features = sparse.hstack([of_image, by_class, *(owner @ own for own in pooled)], format="csr")
-    ends = np.cumsum([3, by_class.shape[1], BINS, BINS, blocks])
+    features = sparse.hstack([of_image, *by_class, *(owner @ own for own in pooled)], format="csr")
+    ends = np.cumsum([3, len(present) * BINS, BINS, BINS, blocks])
 
     def scores(totals: Floats) -> dict[str, Floats]:
         sums, classes, width, count, kept, wrong = np.split(totals, ends, axis=1)
         images = sums[:, 0]
-        present = max(classes.shape[1] // BINS, 1)
         return {
             "nll": sums[:, 1] / images,
             "brier": sums[:, 2] / images,
             "ece": np.abs(width).sum(axis=1) / (images * each),
             "adaptive_ece": np.abs(count).sum(axis=1) / (images * each),
-            "classwise_ece": np.abs(classes).sum(axis=1) / (images * present),
+            "classwise_ece": np.abs(classes).sum(axis=1) / (images * max(len(present), 1)),
             "aurc": area_under_risk(kept, wrong),
         }
 
     return Statistic(sparse.csr_array(features), scores)
-
-
-def _class_gaps(predictions: Predictions) -> sparse.csr_array:
-    """Presence minus probability in the bins of each class that has an image, [N, present · 15]."""
-    p, targets = predictions.probabilities, predictions.targets
-    present = np.flatnonzero(predictions.class_counts)
-    gaps = [columns(equal_width_bins(p[:, k]), BINS, targets[:, k] - p[:, k]) for k in present]
-    return sparse.csr_array(sparse.hstack(gaps, format="csr")) if gaps else sparse.csr_array((len(p), 0))
 
 
 def reliability(predictions: Predictions) -> tuple[ReliabilityBin, ...]:
@@ -159,10 +151,8 @@ def logits_of(predictions: Predictions) -> Floats:
 def with_temperature(predictions: Predictions, temperature: float | Floats) -> Predictions:
     """The predictions at a temperature (one, or one for each image as [N])."""
     scaled = logits_of(predictions) / np.reshape(temperature, (-1, 1))
-    return replace(
-        predictions,
-        probabilities=special.expit(scaled) if predictions.multilabel else special.softmax(scaled, axis=1),
-    )
+    p = special.expit(scaled) if predictions.multilabel else special.softmax(scaled, axis=1)
+    return replace(predictions, probabilities=p)
 
 
 def fit_temperature(predictions: Predictions) -> float:

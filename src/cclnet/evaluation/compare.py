@@ -20,15 +20,16 @@ import numpy as np
 
 from cclnet.errors import InputError, unknown
 from cclnet.evaluation import statistics
-from cclnet.evaluation.bootstrap import Units, interval, units_of
+from cclnet.evaluation.bootstrap import Units, interval, intervals_summary, units_of
 from cclnet.evaluation.calibration import calibrate, fitting_split
 from cclnet.evaluation.classification import Bools, decisions
-from cclnet.evaluation.evaluate import intervals_summary, split_summary, versions
+from cclnet.evaluation.evaluate import PACKAGES, split_summary
 from cclnet.evaluation.metrics import AFTER, Metric, Task, calibration_metrics, compared_metrics, compute, find, task_of
 from cclnet.evaluation.similarity import agreement
 from cclnet.runs.folder import OpenedRun, open_run
 from cclnet.runs.predictions import Floats, Predictions, examples
-from cclnet.runs.scores import FORMAT, Intervals, SplitSummary, check_kind
+from cclnet.runs.provenance import package_versions
+from cclnet.runs.scores import FORMAT, Intervals, SplitSummary, check_kind, finite
 from cclnet.schema import from_plain, rule, to_plain
 
 METHOD_SETTINGS = ("method", "method_settings", "backbone", "lr_ccl")  # may differ between methods
@@ -193,6 +194,13 @@ def compare(
     opened = [run for group in groups for run in group.runs]
     aligned = align(opened)
     units, task = units_of(aligned[0]), task_of(aligned[0])
+    names = [group.name for group in groups]
+    indices = list(itertools.combinations(range(len(names)), 2))
+    if against is not None:
+        if against not in names:
+            raise unknown("method", against, names)
+        reference = names.index(against)
+        indices = [(i, reference) for i in range(len(names)) if i != reference]
     sampled = _sample_runs(opened, aligned, units, draws, seed, warnings)
     if primary is not None and primary not in sampled:
         raise unknown("score", primary, sampled)
@@ -202,7 +210,7 @@ def compare(
     right = [decisions(p) == p.labels for p in aligned]
     compared = [(name, find(name), find(name).bounds_for(task)) for name in sampled]
     pairs = []
-    for i, j in _pairs([group.name for group in groups], against):
+    for i, j in indices:
         a, b = groups[i], groups[j]
         count, paired = (len(a.runs), len(b.runs)), a.paired_with(b)
         tests = {
@@ -234,45 +242,32 @@ def compare(
         comparisons=tuple(_decide(pairs, list(sampled), primary)),
         soft_labels=_soft_labels(opened),
         warnings=tuple(warnings),
-        versions=versions(),
+        versions=package_versions(PACKAGES),
     )
 
 
 def _sample_runs(
     runs: Sequence[OpenedRun], aligned: Sequence[Predictions], units: Units, draws: int, seed: int, warnings: list[str]
 ) -> dict[str, MethodSamples]:
-    """Every compared metric of every run with its draws, which are the same for all runs."""
-    found = [_sample_run(run, reported, units, draws, seed) for run, reported in zip(runs, aligned, strict=True)]
-    names = [metric.name for metric in compared_metrics(task_of(aligned[0]))]
+    """Every compared metric of every run with its draws, which are the same for all runs; those after temperature only
+    where one could be fitted for every run."""
+    task, found = task_of(aligned[0]), []
+    names = [metric.name for metric in compared_metrics(task)]
     after = [name for name in names if name.endswith(AFTER)]
+    for run, reported in zip(runs, aligned, strict=True):
+        split = fitting_split(run.predictions, run.split)
+        fitting = run.predictions.of_split(split) if split else reported
+        scaled = calibrate(reported, split, fitting, units, seed)[1]
+        stages = [(reported, [metric for metric in compared_metrics(task) if metric.name not in after])]
+        if scaled is not None:
+            stages.append((scaled, [metric for metric in calibration_metrics(task) if metric.compared_after]))
+        first, *second = compute(stages, units, draws, seed)
+        samples = first | {name + AFTER: own for later in second for name, own in later.items()}
+        found.append({name: (float(own.value), own.draws) for name, own in samples.items()})
     if missing := [run.name for run, own in zip(runs, found, strict=True) if any(name not in own for name in after)]:
         warnings.append(f"No temperature could be fitted for {', '.join(missing)}: no scores after temperature.")
         names = [name for name in names if name not in after]
     return {m: (np.array([own[m][0] for own in found]), np.stack([own[m][1] for own in found])) for m in names}
-
-
-def _sample_run(
-    run: OpenedRun, reported: Predictions, units: Units, draws: int, seed: int
-) -> dict[str, tuple[float, Floats]]:
-    """Value and draws [D] of the metrics of one run; those after temperature only where one could be fitted."""
-    split, task = fitting_split(run.predictions, run.split), task_of(reported)
-    fitting = run.predictions.of_split(split) if split else reported
-    after = calibrate(reported, split, fitting, units, seed)[1]
-    stages = [(reported, [metric for metric in compared_metrics(task) if not metric.name.endswith(AFTER)])]
-    if after is not None:
-        stages.append((after, [metric for metric in calibration_metrics(task) if metric.compared_after]))
-    first, *second = compute(stages, units, draws, seed)
-    samples = first | {name + AFTER: own for later in second for name, own in later.items()}
-    return {name: (float(own.value), own.draws) for name, own in samples.items()}
-
-
-def _pairs(names: list[str], against: str | None) -> list[tuple[int, int]]:
-    if against is None:
-        return list(itertools.combinations(range(len(names)), 2))
-    if against not in names:
-        raise unknown("method", against, names)
-    reference = names.index(against)
-    return [(i, reference) for i in range(len(names)) if i != reference]
 
 
 def difference_test(
@@ -305,16 +300,16 @@ def difference_test(
         seeds = len(a) if paired else len(a) + len(b)
         permutation = Permutation(*test, permutation_in_words(test[0], test[1], seeds, paired))
     return MetricTest(
-        difference=_finite(difference),
-        low=_finite(float(np.clip(ends[0] - reach, -largest, largest))),
-        high=_finite(float(np.clip(ends[1] + reach, -largest, largest))),
-        p=_finite(statistics.p_value(nearest, spreads)),
+        difference=finite(difference),
+        low=finite(float(np.clip(ends[0] - reach, -largest, largest))),
+        high=finite(float(np.clip(ends[1] + reach, -largest, largest))),
+        p=finite(statistics.p_value(nearest, spreads)),
         p_holm=None,
         evidence=False,
         better=None,
-        seed_differences=tuple(_finite(x) for x in (a - b).tolist()) if paired and several else None,
-        effect_size=_finite(statistics.effect_size(a, b, paired)),
-        bootstrap=PercentileTest(_finite(low), _finite(high), _finite(p)),
+        seed_differences=tuple(finite(x) for x in (a - b).tolist()) if paired and several else None,
+        effect_size=finite(statistics.effect_size(a, b, paired)),
+        bootstrap=PercentileTest(finite(low), finite(high), finite(p)),
         permutation=permutation,
         verdict="",
     )
@@ -326,7 +321,7 @@ def _decide(pairs: Sequence[PairComparison], names: Sequence[str], primary: str)
     for name in names:
         p_values = [math.nan if (p := pair.metrics[name].p) is None else p for pair in pairs]
         for pair, tests, p in zip(pairs, decided, statistics.holm(p_values), strict=True):
-            test = replace(pair.metrics[name], p_holm=_finite(p))
+            test = replace(pair.metrics[name], p_holm=finite(p))
             if min(pair.seeds.a, pair.seeds.b) > 1 and p < ALPHA and test.difference is not None:
                 better = "a" if (test.difference > 0) == find(name).higher_is_better else "b"
                 test = replace(test, evidence=True, better=better)
@@ -355,7 +350,7 @@ def _mean_score(metric: Metric, values: Floats, draws: Floats, units: Units, tas
         ends = (mean - 2 * bias - reach, max(mean, mean - bias + reach))
         low, high = (float(np.clip(end, *bounds)) for end in ends)
     sd = float(values.std(ddof=1)) if len(values) > 1 else math.nan
-    return MeanScore(_finite(mean), _finite(sd), _finite(low), _finite(high), tuple(map(_finite, values.tolist())))
+    return MeanScore(finite(mean), finite(sd), finite(low), finite(high), tuple(map(finite, values.tolist())))
 
 
 def _soft_labels(runs: Sequence[OpenedRun]) -> SoftLabelAgreement | None:
@@ -372,14 +367,10 @@ def _soft_labels(runs: Sequence[OpenedRun]) -> SoftLabelAgreement | None:
     known = np.isfinite(between)
     return SoftLabelAgreement(
         runs=tuple(run.name for run in learned),
-        agreement=tuple(tuple(_finite(x) for x in row) for row in table.tolist()),
+        agreement=tuple(tuple(finite(x) for x in row) for row in table.tolist()),
         mean_agreement=float(between[known].mean()) if known.any() else None,
         matrices=tuple(tuple(map(tuple, matrix.tolist())) for matrix in matrices),
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def amount(metric: Metric, value: float) -> str:
@@ -511,8 +502,7 @@ def _by_model(runs: list[OpenedRun]) -> tuple[list[Group], list[str]]:
         by_kind.setdefault(json.dumps(kind, sort_keys=True), []).append(run)
     several_backbones = len({run.model.backbone for run in runs if run.model}) > 1
     names = Counter(_name(members[0], several_backbones) for members in by_kind.values())
-    groups: list[Group] = []
-    warnings = []
+    groups, warnings = list[Group](), list[str]()
     for members in by_kind.values():
         name = _name(members[0], several_backbones)
         if repeated := [str(seed) for seed, count in Counter(run.seed for run in members).items() if count > 1]:
@@ -580,7 +570,10 @@ def align(runs: Sequence[OpenedRun]) -> list[Predictions]:
         for i, own in enumerate(reported):
             rows = np.empty(len(own), np.intp)
             rows[order] = np.argsort(own.images)
-            reported[i] = _in_class_order(own.select(rows), first.classes)
+            own, classes = own.select(rows), np.array([own.classes.index(name) for name in first.classes])
+            labels = own.labels[:, classes] if own.multilabel else np.argsort(classes)[own.labels]
+            p = own.probabilities[:, classes]
+            reported[i] = replace(own, labels=labels, probabilities=p, classes=first.classes)
             if wrong := int((reported[i].labels != first.labels).reshape(len(own), -1).any(axis=1).sum()):
                 problems.append(f"{runs[i].name}: other labels than {name} for {wrong:,} images.")
             if (theirs := reported[i].groups) is not None:
@@ -610,9 +603,3 @@ def _differences(first: Predictions, own: Predictions, name: str) -> list[str]:
                 listed = f"{len(names):,} {nouns[len(names) > 1]} ({examples(names)})"
                 found.append(words.format(listed, name))
     return found
-
-
-def _in_class_order(predictions: Predictions, classes: tuple[str, ...]) -> Predictions:
-    order = np.array([predictions.classes.index(name) for name in classes])
-    labels = predictions.labels[:, order] if predictions.multilabel else np.argsort(order)[predictions.labels]
-    return replace(predictions, labels=labels, probabilities=predictions.probabilities[:, order], classes=classes)

@@ -8,29 +8,19 @@ from pathlib import Path
 import numpy as np
 
 from cclnet.evaluation import calibration
-from cclnet.evaluation.bootstrap import LEVEL, Units, units_of, units_with
+from cclnet.evaluation.bootstrap import Units, intervals_summary, units_of, units_with
 from cclnet.evaluation.calibration import SMALLEST, calibrate, fitting_split
 from cclnet.evaluation.classification import confusion, decisions, predicted_classes
 from cclnet.evaluation.metrics import Sample, calibration_metrics, compute, metrics_for, task_of
 from cclnet.evaluation.similarity import summarise
 from cclnet.files import make_folder
-from cclnet.runs.folder import OpenedRun, RunFolder, open_run
+from cclnet.runs.folder import RunFolder, open_run
 from cclnet.runs.model import Calibration, FittedTemperature
-from cclnet.runs.predictions import Integers, Predictions, counted
+from cclnet.runs.predictions import Predictions, counted
 from cclnet.runs.provenance import package_versions
-from cclnet.runs.scores import (
-    CalibrationScores,
-    CalibrationStage,
-    ClassScores,
-    Intervals,
-    Leak,
-    Mistake,
-    Scores,
-    SoftLabelSummary,
-    SplitSummary,
-)
-from cclnet.schema import from_plain
+from cclnet.runs.scores import CalibrationScores, CalibrationStage, ClassScores, Mistake, Scores, SplitSummary
 
+PACKAGES = ("numpy", "scikit-learn", "scipy", "pandas")  # that the numbers depend on
 MISTAKES = 24  # listed at most
 FEW_UNITS = 10  # a class with fewer groups (or images) has no reliable interval
 FREQUENCY_AGREEMENT = 0.7  # from here on, soft labels mostly reflect class frequency
@@ -54,10 +44,14 @@ def evaluate(run: str | Path, out: str | Path | None = None, draws: int = 1000, 
     stages += [] if after is None else [(after, calibration_metrics(task))]
     samples, *calibrated = compute(stages, units, draws, seed)
     counts = None if reported.multilabel else confusion(reported)
-    leak = opened.leak()
+    model, soft_labels = opened.model, None
+    if opened.soft_labels is not None:
+        collapse = None if model is None else model.collapse_softness
+        trained_on = model.class_counts if model is not None and model.classes == reported.classes else None
+        soft_labels = summarise(reported.classes, opened.soft_labels, collapse, trained_on, counts)
     scores = Scores(
         name=opened.name,
-        model=None if opened.model is None else opened.model.to_json(),
+        model=None if model is None else model.to_json(),
         task=task,
         classes=tuple(reported.classes),
         split=split_summary(opened.predictions, opened.split),
@@ -74,11 +68,11 @@ def evaluate(run: str | Path, out: str | Path | None = None, draws: int = 1000, 
             before=_stage(reported, samples, units),
             after=None if after is None else _stage(after, calibrated[0], units),
         ),
-        leak=None if leak is None else from_plain(Leak, leak),
-        soft_labels=_soft_labels(opened, counts),
+        leak=opened.leak(),
+        soft_labels=soft_labels,
         mistakes=_mistakes(reported),
         warnings=(),
-        versions=versions(),
+        versions=package_versions(PACKAGES),
     )
     scores = replace(scores, warnings=_warnings(scores, reported, units, fitting if fit_on else None))
     folder = opened.folder if out is None else RunFolder(out)
@@ -110,18 +104,6 @@ def split_summary(predictions: Predictions, split: str) -> SplitSummary:
     )
 
 
-def intervals_summary(units: Units, draws: int, seed: int) -> Intervals:
-    words = f"{LEVEL:.0%} intervals from {draws:,} bootstrap draws of {units.count:,} {units.kind}."
-    if units.kind == "images":
-        words += " No groups are known: images of one lesion or patient would make these intervals too narrow."
-    return Intervals(LEVEL, draws, seed, units.kind, units.count, words)
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that the numbers depend on."""
-    return package_versions(("numpy", "scikit-learn", "scipy", "pandas"))
-
-
 def _per_class(reported: Predictions, samples: dict[str, Sample], units: Units) -> tuple[ClassScores, ...]:
     columns = {m: sample.estimates(reported, units) for m, sample in samples.items() if sample.metric.per_class}
     support, predicted = reported.class_counts, predicted_classes(reported).sum(axis=0, dtype=np.int64)
@@ -140,15 +122,6 @@ def _stage(predictions: Predictions, samples: dict[str, Sample], units: Units) -
         reliability=calibration.reliability(predictions),
         risk_coverage=calibration.risk_coverage(predictions),
     )
-
-
-def _soft_labels(run: OpenedRun, counts: Integers | None) -> SoftLabelSummary | None:
-    if run.soft_labels is None:
-        return None
-    model, classes = run.model, run.predictions.classes
-    collapse = None if model is None else model.collapse_softness
-    trained_on = model.class_counts if model is not None and model.classes == classes else None
-    return summarise(classes, run.soft_labels, collapse, trained_on, counts)
 
 
 def _mistakes(reported: Predictions) -> tuple[Mistake, ...]:
@@ -198,8 +171,7 @@ def _warnings(scores: Scores, reported: Predictions, units: Units, fitting: Pred
             found.append(
                 f"The temperature was fitted on groups that are reported as well ({counted(shared, 'image')})."
             )
-    impossible = int((reported.probabilities[reported.targets == 1] == 0).sum())
-    if impossible:
+    if impossible := int((reported.probabilities[reported.targets == 1] == 0).sum()):
         found.append(
             f"The true class had probability 0 on {counted(impossible, 'image')}; the NLL counts it as {SMALLEST:.1g}."
         )

@@ -15,7 +15,7 @@ from scipy import stats
 
 from cclnet.errors import InputError
 from cclnet.runs.predictions import Floats
-from cclnet.runs.scores import ClassPair, ClassSoftLabel, SoftLabelSummary, UniformSmoothing
+from cclnet.runs.scores import ClassPair, ClassSoftLabel, SoftLabelSummary, UniformSmoothing, finite
 
 
 def off_diagonal(matrix: npt.ArrayLike) -> Floats:
@@ -37,9 +37,7 @@ def agreement(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
     """
     first, second = off_diagonal(a), off_diagonal(b)
     if first.shape != second.shape:
-        raise InputError(
-            f"expected two matrices of equal size, got matrices of {np.shape(a)[0]} and {np.shape(b)[0]} classes."
-        )
+        raise InputError(f"expected matrices of equal size, got {np.shape(a)[0]} and {np.shape(b)[0]} classes.")
     both = np.isfinite(first) & np.isfinite(second)
     first, second = first[both], second[both]
     # differences below rounding error are not ranked
@@ -137,10 +135,6 @@ def summarise(
             for k, (name, near) in enumerate(zip(classes, others.argmax(axis=1), strict=True))
         ),
         most_similar_pairs=tuple(sorted(pairs, key=lambda pair: -pair.weight)[:10]),
-        inverse_frequency_agreement=None if counts is None else _defined(inverse_frequency_agreement(matrix, counts)),
-        confusion_agreement=None if confusion is None else _defined(confusion_agreement(matrix, confusion)),
+        inverse_frequency_agreement=None if counts is None else finite(inverse_frequency_agreement(matrix, counts)),
+        confusion_agreement=None if confusion is None else finite(confusion_agreement(matrix, confusion)),
     )
-
-
-def _defined(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -61,8 +61,7 @@ def over_seeds_unpaired(a: Floats, b: Floats) -> Spread:
 
 
 def over_images(draws: Floats, units: int) -> Spread:
-    """Spread of a score (or difference) from its bootstrap draws [D] over ``units`` groups; unknown (variance NaN) if
-    all draws are equal."""
+    """Spread of a score or difference from bootstrap draws [D] of ``units`` groups; NaN if all draws are equal."""
     draws = draws[np.isfinite(draws)]
     if units < 2 or len(draws) < 2 or np.ptp(draws) == 0:
         return Spread(math.nan, 0)

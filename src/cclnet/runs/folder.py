@@ -25,7 +25,8 @@ from cclnet.runs import model as model_files
 from cclnet.runs.kept_result import read_kept_result
 from cclnet.runs.model import Calibration, ModelDescription
 from cclnet.runs.predictions import SPLITS, Floats, Predictions, Strings, read_predictions, write_predictions
-from cclnet.runs.scores import Scores, read_scores, write_scores
+from cclnet.runs.scores import ClassLeak, Leak, Scores, read_scores, write_scores
+from cclnet.schema import from_plain
 from cclnet.settings import Settings, current_names, make_settings, read_settings, to_toml
 
 PREDICTIONS = ("predictions.csv", "predictions.csv.gz", "predictions.csv.bz2")  # any one of them
@@ -114,15 +115,13 @@ class RunFolder:
         self.calibration = self.path / "calibration.json"
         self.scores = self.path / "scores.json"
         self.tensorboard = self.path / "tensorboard"
+        self._written_in_training = (self.split, self.history, self.checkpoints, self.tensorboard)
 
     def create(self, settings: Settings) -> None:
         """Make the folder of a new run and write its settings. A folder with files of a run is refused."""
         if self.settings.exists():
-            raise InputError(
-                f"{self.path} holds a run already. Go on with it: cclnet train --resume {self.path}; "
-                "or choose another --out."
-            )
-        if left := [path.name for path in self._written_in_training() if path.exists()]:
+            raise InputError(f"{self.path} holds a run already: choose --out, or cclnet train --resume {self.path}.")
+        if left := [path.name for path in self._written_in_training if path.exists()]:
             raise InputError(f"{self.path} has {', '.join(left)} of another run: remove them, or choose another --out.")
         make_folder(self.path)
         write_whole(self.settings, to_toml(settings))
@@ -131,16 +130,13 @@ class RunFolder:
         """Remove the files of a run that has no checkpoint to resume from."""
         if any(self.checkpoints.glob("*.pt")):
             return
-        for path in (self.settings, *self._written_in_training()):
+        for path in (self.settings, *self._written_in_training):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
-
-    def _written_in_training(self) -> tuple[Path, ...]:
-        return self.split, self.history, self.checkpoints, self.tensorboard
 
     def read_settings(self) -> Settings:
         """The settings of a run to resume; one that this version does not know is an error."""
@@ -291,15 +287,15 @@ class OpenedRun:
             flat |= {name: list(getattr(self.model, name)) for name in ("mean", "std") if name in flat}
         return {name: value for name, value in flat.items() if name not in INCIDENTAL}
 
-    def leak(self) -> dict[str, Any] | None:
+    def leak(self) -> Leak | None:
         """How many reported images belong to a group that was trained on, by split.csv or as kept (then without
         classes); None where unknown."""
         if self.kept_leak:
-            return {"per_class": [], **self.kept_leak}
+            return from_plain(Leak, {"per_class": [], **self.kept_leak})
         if self.folder is None or not self.folder.split.exists():
             return None
         table = self.folder.read_split()
-        if table.groups is None or not (table.groups != "").any():
+        if table.groups is None:
             return None
         split = table.to_frame().drop_duplicates("image")
         reported = self.predictions.of_split(self.split)
@@ -311,17 +307,13 @@ class OpenedRun:
         shared = np.isin(groups, trained) & (groups != "")
         members = [np.full(len(reported), True), *(reported.targets.T > 0)]
         counts = [(int((own & shared).sum()), int(own.sum())) for own in members]
-        whole, *classes = ({"images": hits, "share": hits / images if images else None} for hits, images in counts)
-        per_class = [{"class": name, **row} for name, row in zip(reported.classes, classes, strict=True)]
-        words = (
-            f"{whole['images']:,} of {len(reported):,} images ({whole['share']:.0%}) show a lesion or patient that the "
-            "model was trained on."
-            if whole["images"]
-            else f"None of {known:,} images shows a lesion or patient that the model was trained on."
-        )
+        (hits, share), *classes = ((hits, hits / images if images else None) for hits, images in counts)
+        per_class = tuple(ClassLeak(name, *row) for name, row in zip(reported.classes, classes, strict=True))
+        who = f"{hits:,} of {len(reported):,} images ({share:.0%}) show" if hits else f"None of {known:,} images shows"
+        words = f"{who} a lesion or patient that the model was trained on."
         if known < len(reported):
             words += f" Of {len(reported) - known:,} others it is not known."
-        return {**whole, "per_class": per_class, "in_words": words}
+        return Leak(hits, share, per_class, words)
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -145,9 +145,7 @@ def _check_consistency(model: ModelDescription) -> None:
     if model.target is not None:
         sums = [math.fsum(row) for row in model.target if len(row) == size]
         if model.multilabel or len(model.target) != size or len(sums) != size or any(abs(s - 1) >= 1e-4 for s in sums):
-            wrong.append(
-                "target must be null, or for each class shares of all classes that sum to one (single-label only)"
-            )
+            wrong.append("target must be null, or for each class shares that sum to one (single-label only)")
     if model.class_counts is not None and len(model.class_counts) != size:
         wrong.append(f"class_counts must be {size} counts, one per class, got {len(model.class_counts)}")
     if max(model.crop) > model.short_side:
@@ -197,7 +195,9 @@ class AbstentionCurve:
         kept, over = float(round(float(self.coverage[point]) * self.images)), ""
         if self.independent is not None:
             kept, over = float(self.independent[point]), " over patients or lesions"
-        low, high = _wilson(float(self.risk[point]), kept)
+        z, share = 1.959964, float(self.risk[point])
+        centre, spread = share + z * z / (2 * kept), z * np.sqrt(share * (1 - share) / kept + (z / (2 * kept)) ** 2)
+        low, high = (float(np.clip((centre + s) / (1 + z * z / kept), 0, 1)) for s in (-spread, spread))
         return (
             f"abstains below a confidence of {self.threshold[point]:.7g}: of {self.images:,} images of split "
             f"'{self.split}' that keeps {self.coverage[point]:.1%}, of which {self.risk[point]:.1%} are wrong (95% "
@@ -211,12 +211,6 @@ class AbstentionCurve:
         if self.independent is not None:
             curve["independent"] = [float(f"{v:.6g}") for v in self.independent]
         return curve
-
-
-def _wilson(share: float, count: float) -> tuple[float, float]:
-    z = 1.959964
-    centre, spread = share + z * z / (2 * count), z * np.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
-    return tuple(float(np.clip((centre + s) / (1 + z * z / count), 0, 1)) for s in (-spread, spread))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -263,8 +257,7 @@ class FittedTemperature:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was fitted after training (calibration.json): the temperature and, of an exported model, the abstention
-    curve."""
+    """What was fitted after training (calibration.json): temperature and, of an exported model, abstention curve."""
 
     temperature: FittedTemperature = FittedTemperature()
     abstention: AbstentionCurve | None = None
@@ -297,11 +290,9 @@ def read_calibration_file(path: str | Path) -> Calibration:
 
 
 def _check_format(content: Mapping[str, Any], path: str | Path, known: tuple[int, ...]) -> None:
-    if content.get("format") not in known:
-        raise InputError(
-            f"{path} has format {content.get('format')!r}; this version of cclnet reads format "
-            f"{' and '.join(map(str, known))}."
-        )
+    found, reads = content.get("format"), " and ".join(map(str, known))
+    if found not in known:
+        raise InputError(f"{path} has format {found!r}; this version of cclnet reads format {reads}.")
 
 
 def write_soft_labels(path: str | Path, classes: Sequence[str], matrix: npt.ArrayLike) -> None:

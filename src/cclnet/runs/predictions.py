@@ -129,20 +129,7 @@ def _content_problems(own: Predictions) -> list[str]:
             f"{counted(int((counts > 1).sum()), 'image')} more than once: {examples(names[counts > 1])}. "
             "Every image is evaluated once: average its predictions, or give each its own name."
         )
-    problems += _probability_problems(images, own.probabilities, own.multilabel)
-    if len(classes) < 2:
-        problems.append("one class only; at least two are needed: add a column p_<the other>, 1 - p.")
-    limit = 1 if own.multilabel else len(classes) - 1
-    if labels.size and (labels.min() < 0 or labels.max() > limit):
-        problems.append(f"labels must lie in 0..{limit}, got {labels.min()}..{labels.max()}.")
-    if own.splits is not None and (odd := sorted(set(own.splits.tolist()) - set(SPLITS))):
-        named = examples([repr(name) for name in odd])
-        problems.append(f"{counted(len(odd), 'unknown split')}: {named}. Splits are {', '.join(SPLITS)}.")
-    return problems
-
-
-def _probability_problems(images: Strings, p: Floats, multilabel: bool) -> list[str]:
-    problems = []
+    p = own.probabilities
     missing = ~np.isfinite(p).all(axis=1)
     if missing.any():
         problems.append(
@@ -155,15 +142,23 @@ def _probability_problems(images: Strings, p: Floats, multilabel: bool) -> list[
         problems.append(
             f"{counted(int(outside.sum()), 'image')} with a probability outside [0, 1]: "
             f"{examples(images[outside])} (the first has {p[beyond][0]:g}). Are these logits? "
-            f"Take their {'sigmoid' if multilabel else 'softmax'} first."
+            f"Take their {'sigmoid' if own.multilabel else 'softmax'} first."
         )
     sums = np.where(missing | outside, 1.0, p.sum(axis=1))  # a row with a worse fault is reported for that alone
     off = np.abs(sums - 1) > sum_tolerance(p.shape[1])
-    if off.any() and not multilabel:
+    if off.any() and not own.multilabel:
         problems.append(
             f"{counted(int(off.sum()), 'image')} whose probabilities do not sum to one: {examples(images[off])} "
             f"(the first sums to {sums[off][0]:.6g}). Where an image may carry several labels, join them by |."
         )
+    if len(classes) < 2:
+        problems.append("one class only; at least two are needed: add a column p_<the other>, 1 - p.")
+    limit = 1 if own.multilabel else len(classes) - 1
+    if labels.size and (labels.min() < 0 or labels.max() > limit):
+        problems.append(f"labels must lie in 0..{limit}, got {labels.min()}..{labels.max()}.")
+    if own.splits is not None and (odd := sorted(set(own.splits.tolist()) - set(SPLITS))):
+        named = examples([repr(name) for name in odd])
+        problems.append(f"{counted(len(odd), 'unknown split')}: {named}. Splits are {', '.join(SPLITS)}.")
     return problems
 
 
@@ -199,8 +194,7 @@ def read_predictions(
     problems = _header_problems(header, classes)
     if len(frame) == 0:
         problems.append("no image: the file has a header only.")
-    if problems:  # without its columns nothing else can be checked
-        _refuse(problems, str(path))
+    _refuse(problems, str(path))  # without its columns nothing else can be checked
     # Anything else than a number becomes NaN, which is then reported.
     numbers = [pd.to_numeric(frame["p_" + name], errors="coerce") for name in classes]
     probabilities = np.column_stack([column.to_numpy(dtype=np.float64, na_value=np.nan) for column in numbers])

@@ -7,6 +7,7 @@ infinity are never written. K classes, in the order of predictions.csv, everywhe
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,11 @@ from cclnet.files import write_whole
 from cclnet.schema import from_plain, rule, to_plain
 
 FORMAT = 1
+
+
+def finite(value: float) -> float | None:
+    """The value as JSON has it: None if undefined."""
+    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
