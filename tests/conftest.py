@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# No test asks the hub for pretrained weights or finds some in the user's cache; commands started by tests inherit it.
+os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_CACHE=os.devnull, TORCH_HOME=os.devnull)
+
 import pytest
 import torch
 

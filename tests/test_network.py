@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import timm
@@ -131,6 +132,58 @@ def test_parameter_groups() -> None:
     parameters = [id(p) for g in groups for p in g["params"]]
     assert sorted(parameters) == sorted(id(p) for p in net.parameters())
     assert len(CCLNet(Tiny(), 4, method="hard").param_groups()) == 1
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_vit", "test_efficientnet"])
+def test_earlier_layers_learn_more_slowly_and_norms_are_not_decayed(backbone: str) -> None:
+    net = CCLNet(backbone, 4)
+    groups = net.param_groups(lr=0.1, lr_ccl=0.02, weight_decay=0.5, layer_decay=0.5, decay_norms=False)
+    rate, decay = ({id(p): g[key] for g in groups for p in g["params"]} for key in ("lr", "weight_decay"))
+    assert sorted(rate) == sorted(id(p) for p in net.parameters())
+    named = dict(net.classifier.model.named_parameters())
+    head = net.classifier.model.get_classifier()
+    assert rate[id(head.weight)] == rate[id(head.bias)] == 0.1
+    rates = [rate[id(p)] for p in named.values()]
+    levels = sorted({round(math.log2(0.1 / r)) for r in rates})  # 0 for the classifier, one more for each layer
+    assert levels == list(range(len(levels))) and len(levels) >= 3 and rates[0] < 0.02
+    for name, parameter in named.items():
+        exempt = parameter.ndim <= 1 or "pos_embed" in name or "cls_token" in name
+        assert decay[id(parameter)] == (0.0 if exempt else 0.5), name
+    method = [g for g in groups if g["name"] == "method"]
+    assert len(method) == 1 and (method[0]["lr"], method[0]["weight_decay"]) == (0.02, 0.5)
+    decayed = net.param_groups(weight_decay=0.5, layer_decay=0.5)
+    assert {g["weight_decay"] for g in decayed} == {0.5}
+
+
+def test_layers_of_any_module() -> None:
+    groups = CCLNet(Tiny(), 4, method="hard").param_groups(lr=1.0, layer_decay=0.5)
+    assert sorted({g["lr"] for g in groups}) == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("method", ["hard", "lsr", "ccl", "focal", "ols"])
+def test_logit_adjustment_adds_the_log_prior_in_training_only(method: str) -> None:
+    counts = [60, 30, 9, 1]
+    plain, adjusted = (CCLNet(Tiny(), 4, method, class_counts=counts, logit_adjustment=tau) for tau in (0.0, 1.5))
+    adjusted.load_state_dict(plain.state_dict())  # no further state
+    images, labels = torch.randn(8, 3, 16, 16), torch.arange(8) % 4
+    assert torch.equal(plain.eval()(images), adjusted.eval()(images))
+    for net in (plain, adjusted):
+        net.train()
+    plain.classifier.classifier.bias.data += 1.5 * (torch.tensor(counts) / 100).log()  # the same in closed form
+    torch.testing.assert_close(adjusted(images, labels).total, plain(images, labels).total)
+
+
+def test_logit_adjustment_of_one_is_the_balanced_softmax() -> None:
+    counts = torch.tensor([60.0, 30.0, 9.0, 1.0])
+    net = CCLNet(Tiny(), 4, "hard", class_counts=counts.int().tolist(), logit_adjustment=1.0).eval()
+    images, labels = torch.randn(8, 3, 16, 16), torch.arange(8) % 4
+    share = counts * net(images).exp()
+    expected = -(share / share.sum(dim=1, keepdim=True))[torch.arange(8), labels].log().mean()
+    torch.testing.assert_close(net(images, labels).total, expected)
+    with pytest.raises(InputError, match="one label per image"):
+        CCLNet(Tiny(), 4, "bce", class_counts=[1, 2, 3, 4], logit_adjustment=1.0)
+    with pytest.raises(InputError, match=r"logit_adjustment.*-1"):
+        CCLNet(Tiny(), 4, "hard", class_counts=[1, 2, 3, 4], logit_adjustment=-1.0)
 
 
 def test_eval_gives_logits_alone() -> None:

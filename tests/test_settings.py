@@ -22,7 +22,6 @@ from cclnet.settings import (
     read_settings,
     to_toml,
 )
-from cclnet.training import quick_start
 
 
 def read_back(text: str) -> dict[str, object]:
@@ -56,10 +55,6 @@ def test_defaults_are_the_papers() -> None:
     assert settings.schedule == "step" and len(settings.drops) == 2 and settings.drop_factor == 0.1
 
 
-def test_quick_start_is_valid() -> None:
-    assert make_settings(quick_start()).data == "synthetic"
-
-
 def test_later_layers_win_and_tables_merge() -> None:
     settings = make_settings(
         {"lr": 1, "augment": {"hue": 0.2, "crop": 64}}, parse_overrides(["augment.crop=32", "lr=.5"])
@@ -72,6 +67,7 @@ def test_later_layers_win_and_tables_merge() -> None:
     [
         ("lr=.05", "lr", 0.05),
         ("lr=1", "lr", 1.0),
+        ("mean=[.5, 0.25,.125]", "mean", (0.5, 0.25, 0.125)),
         ("method=hard", "method", "hard"),
         ("precision=32", "precision", "32"),
         ("drops=[0.25, 0.5]", "drops", (0.25, 0.5)),
@@ -165,12 +161,19 @@ def test_another_backbone_does_not_keep_the_normalisation_of_the_first() -> None
         ({"mean": [0.5, 0.5]}, "mean must be 3 numbers"),
         ({"std": [0, 0, 0]}, r"std\[0\] must be at least 1e-06, got 0"),
         ({"mean": [float("nan")] * 3}, r"mean\[0\] must be finite, got nan"),
-        ({"optimizer": "adamw"}, r"lr=0\.001"),
+        ({"optimizer": "adamw", "lr": 0.1}, r"lr=0\.001"),
+        ({"class_weights": True, "logit_adjustment": 1}, "class_weights and logit_adjustment"),
+        ({"balanced_sampling": True, "logit_adjustment": 1}, "balanced_sampling and logit_adjustment"),
     ],
 )
 def test_numbers_with_which_nothing_is_learned(layer: dict, says: str) -> None:
     with pytest.raises(InputError, match=says):
         make_settings(layer)
+
+
+def test_the_default_rate_is_that_of_the_optimizer() -> None:
+    assert [make_settings({"optimizer": name}).lr for name in ("sgd", "adamw")] == [0.1, 0.001]
+    assert make_settings({"optimizer": "adamw", "lr": 0.01}).lr == 0.01
 
 
 def test_what_is_infinite_comes_back(tmp_path) -> None:

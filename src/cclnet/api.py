@@ -7,24 +7,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cclnet.errors import InputError
-from cclnet.settings import Settings, make_settings, read_settings
+from cclnet.settings import Settings, current_names, make_settings, merge_layers, read_settings
 
 if TYPE_CHECKING:
     from cclnet.evaluation.compare import Comparison
     from cclnet.runs.scores import Scores
 
 
-def run_settings(data: str | Path | None, recipe: str | Path | None, settings: Mapping[str, Any]) -> Settings:
-    """The settings of a run: of a recipe file if given, of the embedded demo without data, else the defaults;
-    overridden by ``settings``.
+def run_settings(
+    data: str | Path | None,
+    recipe: str | Path | None,
+    settings: Mapping[str, Any],
+    preset: str = "",
+    announce: bool = False,
+) -> Settings:
+    """The settings of a run: of a preset or a recipe file if given, of the embedded demo without data, else of the
+    preset that fits; overridden by ``settings``. ``announce`` prints what was chosen and why.
 
-    >>> run_settings("images", None, {"epochs": 10, "augment": {"crop": 64}}).augment.crop
+    >>> run_settings("images", None, {"epochs": 10, "augment": {"crop": 64}}, "paper").augment.crop
     64
     """
-    from cclnet.training import quick_start
+    from cclnet.presets import choose_preset, demo
 
-    base = read_settings(recipe) if recipe else {} if data else quick_start()
-    return make_settings(base, {"data": data} if data else {}, settings)
+    given = merge_layers(
+        current_names(read_settings(recipe)) if recipe else {}, {"data": data} if data else {}, current_names(settings)
+    )
+    if not preset and (recipe or not data):
+        return make_settings({} if recipe else demo(), given)
+    choice = choose_preset(preset, given)
+    if announce:
+        from rich.console import Console
+
+        Console(stderr=True).print(choice.line, highlight=False, markup=False, soft_wrap=True)
+    return make_settings(choice.settings, given)
 
 
 def train(
@@ -32,6 +47,7 @@ def train(
     out: str | Path | None = None,
     *,
     resume: str | Path | None = None,
+    preset: str = "",
     recipe: str | Path | None = None,
     accelerator: str = "auto",
     devices: int | None = None,
@@ -50,6 +66,8 @@ def train(
         data: as for :func:`cclnet.open_data`; None trains on the embedded synthetic set with small settings.
         out: the run folder to create. Default: a free name in runs/.
         resume: continue the run in this folder with its own settings; only ``cache_dir`` may be given besides.
+        preset: "paper", "finetune", "quick" or "best". Default: "finetune" if pretrained weights can be had, else
+            "paper"; none with a recipe or without data.
         recipe: a TOML file of settings, overridden by ``settings``.
         accelerator: "auto", "cpu" or "cuda".
         devices: devices to train on. torchrun and SLURM set it.
@@ -64,9 +82,9 @@ def train(
     chosen = None
     cache_dir = settings.pop("cache_dir", None)
     if resume is None:
-        chosen = run_settings(data, recipe, settings)  # before torch is imported
+        chosen = run_settings(data, recipe, settings, preset, announce=progress)  # before torch is imported
         folder = out or free_name(Path("runs"), chosen)
-    elif data or out or recipe or settings:
+    elif data or out or preset or recipe or settings:
         raise InputError("a resumed run keeps its settings: give no others with resume, except cache_dir.")
     else:
         folder = resume

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -85,8 +85,28 @@ def image_size_settings(name: str, size: tuple[int, int]) -> dict[str, Any]:
     return {"img_size": size[0] if size[0] == size[1] else size}
 
 
+def layer_groups(model: Any, weight_decay: float, layer_decay: float, decay_norms: bool) -> list[dict[str, Any]]:
+    """Parameter groups of a model, one or two per layer, with the keys params, lr_scale and weight_decay.
+
+    timm models know their layers; other modules are divided into groups of 12 parameters in the order of definition.
+    Parameters that the model itself exempts from weight decay, such as position embeddings, are exempt as well.
+    """
+    from timm.optim import param_groups_layer_decay
+
+    exempt = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+    return param_groups_layer_decay(
+        model,
+        weight_decay,
+        no_weight_decay_list=() if decay_norms else exempt,
+        weight_decay_exclude_1d=not decay_norms,
+        layer_decay=layer_decay,
+    )
+
+
 class ModuleClassifier(nn.Module):
     """Any module that returns pooled features, with a linear classifier on top."""
+
+    pretrained_cfg: ClassVar = {"classifier": "classifier"}  # timm's name of the last layer, for ``layer_groups``
 
     def __init__(self, backbone: nn.Module, num_classes: int, feature_width: int | None = None) -> None:
         super().__init__()
@@ -129,6 +149,8 @@ class CCLNet(nn.Module):
         class_counts: number of training images per class, for methods that use the class prior.
         method_settings: settings of the method that differ from its defaults.
         backbone_settings: further keyword arguments for ``timm.create_model``.
+        logit_adjustment: τ of the logit-adjusted loss: the method sees ``logits + τ log(n_k / N)``, with n_k of
+            ``class_counts``. The logits of the finished network are then those of equally frequent classes.
 
     >>> net = CCLNet("resnet18", num_classes=7)
     >>> loss = net(torch.randn(2, 3, 64, 64), torch.tensor([0, 6]))
@@ -150,6 +172,7 @@ class CCLNet(nn.Module):
         method_settings: Mapping[str, Any] | None = None,
         in_channels: int = 3,
         backbone_settings: Mapping[str, Any] | None = None,
+        logit_adjustment: float = 0.0,
     ) -> None:
         super().__init__()
         check_range("num_classes", num_classes, "[2, inf)", "a classifier needs at least 2 classes")
@@ -162,6 +185,17 @@ class CCLNet(nn.Module):
         classes = Classes(num_classes, self.classifier.feature_width, counts)
         self.num_classes = num_classes
         self.method = build_method(method, classes, method_settings)
+        self.log_prior: Tensor | None
+        self.register_buffer("log_prior", self._scaled_log_prior(counts, logit_adjustment), persistent=False)
+
+    def _scaled_log_prior(self, counts: Sequence[int] | None, scale: float) -> Tensor | None:
+        check_range("logit_adjustment", scale, "[0, inf)", "1 is the balanced softmax, 0 turns it off")
+        if not scale:
+            return None
+        if counts is None or self.method.multilabel:
+            raise InputError("logit_adjustment needs one label per image and the class_counts of the training images.")
+        share = torch.tensor(counts, dtype=torch.float64).clamp(min=1.0)  # a class without images: as with one
+        return (scale * (share / share.sum()).log()).float()
 
     def forward(self, images: Tensor, labels: Tensor | None = None, weight: Tensor | None = None) -> Tensor | Loss:
         features = self.classifier.features(images)
@@ -171,17 +205,37 @@ class CCLNet(nn.Module):
                 f"{list(features.shape)}. Pool its feature map, or pass the right feature_width."
             )
         logits = self.classifier.logits(features)
-        return logits if labels is None else self.method(features, logits, labels, weight)
+        if labels is None:
+            return logits
+        return self.method(features, logits if self.log_prior is None else logits + self.log_prior, labels, weight)
 
-    def param_groups(self, lr: float = 0.1, lr_ccl: float = 0.0005, weight_decay: float = 1e-4) -> list[dict[str, Any]]:
-        """Parameter groups for any optimizer: "network", and "method" if the method has parameters.
+    def param_groups(
+        self,
+        lr: float = 0.1,
+        lr_ccl: float = 0.0005,
+        weight_decay: float = 1e-4,
+        *,
+        layer_decay: float = 1.0,
+        decay_norms: bool = True,
+    ) -> list[dict[str, Any]]:
+        """Parameter groups for any optimizer, named "network", and "method" if the method has parameters.
 
-        Clip each group by its own norm; one norm over both would couple them.
+        Args:
+            layer_decay: the learning rate of the layer i layers below the classifier is ``lr · layer_decay^i``.
+            decay_norms: False exempts norms and biases from weight decay.
+
+        The network is one group, unless layers differ in their learning rate or weight decay. Clip all groups of a
+        name by one norm; one norm over both names would couple them.
         """
         groups: list[dict[str, Any]] = [{"name": "network", "params": list(self.classifier.parameters()), "lr": lr}]
+        if layer_decay != 1.0 or not decay_norms:
+            groups = [
+                {"name": "network", "lr": lr * group.pop("lr_scale"), **group}
+                for group in layer_groups(self.classifier.shipped, weight_decay, layer_decay, decay_norms)
+            ]
         if own := list(self.method.parameters()):
             groups.append({"name": "method", "params": own, "lr": lr_ccl})
-        return [{**group, "weight_decay": weight_decay} for group in groups]
+        return [{"weight_decay": weight_decay, **group} for group in groups]
 
     def soft_labels(self) -> Tensor | None:
         return self.method.soft_labels()

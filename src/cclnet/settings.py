@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -24,6 +25,7 @@ else:
     import tomli as tomllib
 
 S = TypeVar("S")
+DEFAULT_LR = {"sgd": 0.1, "adamw": 0.001}
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -143,7 +145,7 @@ class Settings(DataOptions):
     data: str = setting("synthetic", "A folder, a table, an .npz file, medmnist:NAME, or synthetic[:settings].")
     short_side: int = setting(256, "Images are decoded once to this short side, in pixels.", low=8, high=65536)
     mean: tuple[float, ...] = setting(
-        (), "Channel means. Default: those of the pretrained weights, else ImageNet's.", length=3
+        (), "Channel means. Default: those the backbone was pretrained with, else ImageNet's.", length=3
     )
     std: tuple[float, ...] = setting((), "Channel standard deviations. Default: as for `mean`.", length=3, low=1e-6)
     split: SplitSettings = setting(SplitSettings(), "How the data is split.")  # noqa: RUF009
@@ -168,11 +170,17 @@ class Settings(DataOptions):
         low=1, high=4096, synonyms=("accumulate_grad_batches", "gradient_accumulation_steps"),
     )  # fmt: skip
     optimizer: str = setting("sgd", "Optimizer.", choices=("sgd", "adamw"))
-    lr: float = setting(0.1, "Learning rate of the network.", low=0, synonyms=("learning_rate",))
+    lr: float = setting(None, "Learning rate of the network. Default: 0.1 for sgd, 0.001 for adamw.", low=0,
+                        synonyms=("learning_rate",))  # fmt: skip
     lr_ccl: float = setting(0.0005, "Learning rate of the method's own parameters, such as the CCL head.", low=0,
                             synonyms=("learning_rate_ccl", "head_lr"))  # fmt: skip
     momentum: float = setting(0.9, "Momentum of SGD.", low=0, high=1)
+    layer_decay: float = setting(
+        1.0, "Factor on the learning rate from each layer of the backbone to the one before it; the classifier has lr.",
+        above=0, high=1, synonyms=("layer_wise_lr_decay", "llrd"),
+    )  # fmt: skip
     weight_decay: float = setting(1e-4, "Weight decay.", low=0, synonyms=("wd",))
+    decay_norms: bool = setting(True, "Apply weight decay to norms and biases of the network, too.")
     clip: float = setting(1.0, "Largest gradient norm, of network and head separately. 0: off.", low=0,
                           synonyms=("grad_clip", "gradient_clip", "gradient_clip_val", "max_grad_norm"))  # fmt: skip
     schedule: str = setting("step", "Learning rate schedule.", choices=("step", "cosine", "constant"),
@@ -189,6 +197,10 @@ class Settings(DataOptions):
     )  # fmt: skip
     class_weights: bool = setting(False, "Weight each sample by 1 / class frequency.")
     balanced_sampling: bool = setting(False, "Draw all classes equally often.")
+    logit_adjustment: float = setting(
+        0.0, "Train with τ log(class frequency) added to the logits. 1: balanced softmax. 0: off.", low=0,
+        synonyms=("tau", "balanced_softmax"),
+    )  # fmt: skip
     batch_norm: str = setting("batch", "Statistics per device, over all GPUs, or frozen as given.",
                               choices=("batch", "sync", "frozen"))  # fmt: skip
     # Running.
@@ -203,10 +215,13 @@ class Settings(DataOptions):
 
     def __post_init__(self) -> None:
         check(self, "setting ")
+        if self.lr is None:
+            object.__setattr__(self, "lr", DEFAULT_LR[self.optimizer])
         if self.optimizer == "adamw" and self.lr > 0.03:
             raise InputError(f"lr {self.lr} is a rate for sgd; adamw needs a smaller one, such as lr=0.001.")
-        if self.class_weights and self.balanced_sampling:
-            raise InputError("class_weights and balanced_sampling both balance the classes: choose one.")
+        balancing = [n for n in ("class_weights", "balanced_sampling", "logit_adjustment") if getattr(self, n)]
+        if len(balancing) > 1:
+            raise InputError(f"{' and '.join(balancing)} both balance the classes: choose one.")
         if self.augment.crop > self.short_side:
             raise InputError(
                 f"augment.crop is {self.augment.crop} but images have a short side of {self.short_side}: "
@@ -229,7 +244,7 @@ class Settings(DataOptions):
         return Path(self.cache_dir).expanduser() if self.cache_dir else None
 
     def _pretrained_normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        if not self.pretrained:
+        if not (self.pretrained or self.weights):
             return IMAGENET_MEAN, IMAGENET_STD
         import timm
 
@@ -287,7 +302,7 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
             raise InputError(f"a setting is given as name=value, got '{assignment}'.")
-        number = f"0{text.strip()}" if text.strip().startswith(".") else text.strip()  # TOML does not allow .05
+        number = re.sub(r"(?<![\w.])\.(?=\d)", "0.", text.strip())  # TOML does not allow .05
         try:
             value = tomllib.loads(f"v = {number}")["v"]
         except tomllib.TOMLDecodeError:
@@ -373,7 +388,7 @@ def default_text(field: dataclasses.Field[Any]) -> str:
     """The default of a setting for people, empty where there is none or it is found from the data.
 
     >>> [default_text(field) for field in dataclasses.fields(Settings) if field.name in ("lr", "drops", "mean")]
-    ['', '0.1', '0.5, 0.75']
+    ['', '', '0.5, 0.75']
     """
     values = field.default if isinstance(field.default, tuple) else (field.default,)
     if values == (None,) or values == (MISSING,):

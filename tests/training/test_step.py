@@ -4,7 +4,10 @@ import numpy as np
 import torch
 
 from cclnet.data.loader import Batch
-from cclnet.training.step import _clone, _copy
+from cclnet.network import CCLNet
+from cclnet.settings import AugmentSettings, Settings
+from cclnet.training.setup import make_optimizer
+from cclnet.training.step import TrainStep, _clone, _copy
 
 
 def test_the_batch_of_a_graph_keeps_its_tensors() -> None:
@@ -19,3 +22,25 @@ def test_the_batch_of_a_graph_keeps_its_tensors() -> None:
     assert all((value == 7).all() for value in static[:3]) and static.weight is None
     assert [value.data_ptr() for value in static[:3]] == addresses
     assert all((value == 1).all() for value in first[:3])
+
+
+def test_layers_are_clipped_by_one_norm_and_the_method_by_another() -> None:
+    plain = Settings(clip=1e-3, augment=AugmentSettings(crop=32))
+    layered = Settings(clip=1e-3, augment=AugmentSettings(crop=32), layer_decay=0.5, decay_norms=False)
+    batch = Batch(torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8), None, torch.arange(4), None, np.arange(4))
+    gradients = []
+    for settings in (plain, layered):
+        torch.manual_seed(0)
+        network = CCLNet("test_resnet", 4)
+        optimizer = make_optimizer(settings, network, on_gpu=False)
+        step = TrainStep(
+            network, optimizer, torch.Tensor.backward, settings, torch.zeros(3), torch.ones(3),
+            compile=False, capture=False,
+        )  # fmt: skip
+        step.augment_batch = lambda crops, _: crops.permute(0, 3, 1, 2) / 255.0
+        step(batch)
+        for part in (network.classifier, network.method):
+            gradients.append(torch.cat([p.grad.flatten() for p in part.parameters() if p.grad is not None]))
+    torch.testing.assert_close(gradients[0].norm(), torch.tensor(1e-3))
+    for one, other in zip(gradients[:2], gradients[2:], strict=True):
+        torch.testing.assert_close(one, other)

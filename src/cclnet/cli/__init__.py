@@ -32,6 +32,8 @@ Data = Annotated[str, typer.Argument(help=f"{SOURCES} Default: a small demo run.
 MovedData = Annotated[str | None, typer.Option(help="Where the images are, if they have moved since training.")]
 Draws = Annotated[int, typer.Option(min=2, help="Bootstrap draws for the intervals.")]
 Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+_PRESET = "paper, finetune, quick or best. Default: finetune if pretrained weights can be had, else paper."
+Preset = Annotated[str, typer.Option(help=_PRESET)]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
@@ -140,6 +142,7 @@ def _register_commands() -> None:
     from cclnet.cli.export_command import export
     from cclnet.cli.methods_command import methods
     from cclnet.cli.predict_command import predict
+    from cclnet.cli.presets_command import presets_app
     from cclnet.cli.reproduce_command import reproduce
     from cclnet.cli.serve_command import serve
     from cclnet.cli.train_command import train
@@ -147,6 +150,7 @@ def _register_commands() -> None:
     for command in (train, benchmark, evaluate, compare, compare_methods, serve, predict, export, reproduce, methods):
         app.command()(command)
     app.add_typer(data_app, name="data")
+    app.add_typer(presets_app, name="presets")
 
 
 _register_commands()

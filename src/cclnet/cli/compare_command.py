@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cclnet.cli import Accelerator, Data, Draws, parse_seeds, with_settings
+from cclnet.cli import Accelerator, Data, Draws, Preset, parse_seeds, with_settings
 from cclnet.settings import Settings
 
 Primary = Annotated[str | None, typer.Option(help="The score of the overall verdict. Default: accuracy.")]
@@ -35,6 +35,7 @@ def compare_methods(
     results: Annotated[Path | None, typer.Option(help="Folder for comparison and results. Default: OUT.")] = None,
     against: Annotated[str, typer.Option(help="Compare with this one; all: every pair. Default: hard labels.")] = "",
     primary: Primary = None,
+    preset: Preset = "",
     recipe: Annotated[Path | None, typer.Option(help="Settings from a TOML file.")] = None,
     max_minutes: Annotated[float, typer.Option(help="Limit for everything; the same command continues later.")] = 0.0,
     parallel: Annotated[int, typer.Option(help="Runs at once, spread over the GPUs or sharing the cores.")] = 1,
@@ -50,7 +51,7 @@ def compare_methods(
     """
     from cclnet.api import run_settings
 
-    chosen = run_settings(data or None, recipe, settings)
+    chosen = run_settings(data or None, recipe, settings, preset, announce=True)
     from cclnet.sweep import compare_methods as sweep
     from cclnet.sweep.cells import parse_shard
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cclnet.cli import Accelerator, Data, Quiet, with_settings
+from cclnet.cli import Accelerator, Data, Preset, Quiet, with_settings
 from cclnet.errors import Interrupted
 from cclnet.settings import Settings
 
@@ -18,6 +18,7 @@ def train(
     data: Data = "",
     out: Annotated[Path | None, typer.Option(help="The run folder to create. Default: runs/NAME.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder exactly.")] = None,
+    preset: Preset = "",
     recipe: Annotated[Path | None, typer.Option(help="Settings from a TOML file.")] = None,
     accelerator: Accelerator = "auto",
     devices: Annotated[int | None, typer.Option(help="Devices to train on. torchrun and SLURM set it.")] = None,
@@ -33,7 +34,15 @@ def train(
     machine: dict[str, Any] = {"accelerator": accelerator, "devices": devices}
     try:
         run_training(
-            data or None, out, resume=resume, recipe=recipe, progress=not quiet, summary=True, **machine, **settings
+            data or None,
+            out,
+            resume=resume,
+            preset=preset,
+            recipe=recipe,
+            progress=not quiet,
+            summary=True,
+            **machine,
+            **settings,
         )
     except Interrupted as stopped:
         Console(stderr=True).print(f"[yellow]{stopped}[/yellow]", highlight=False)

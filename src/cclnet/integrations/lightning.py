@@ -28,7 +28,7 @@ class LightningClassifier(pl.LightningModule):  # type: ignore[misc]  # lightnin
     """
 
     def __init__(
-        self, network: CCLNet, optimizer: Callable[[Groups], torch.optim.Optimizer] | None = None, **rates: float
+        self, network: CCLNet, optimizer: Callable[[Groups], torch.optim.Optimizer] | None = None, **rates: Any
     ) -> None:
         super().__init__()
         self.network, self.rates = network, rates

@@ -73,6 +73,8 @@ def train(
     if fabric.is_global_zero and not resumed:
         run.create(settings)
     fabric.barrier()
+    if not fabric.is_global_zero and not resumed:
+        settings = replace(run.read_settings(), cache_dir=settings.cache_dir)  # what rank 0 chose counts for all
     try:
         training = Training(settings, run, fabric, prepare_data(settings, run, fabric))
         if resumed:
@@ -210,8 +212,9 @@ class Training:
         seconds = time.monotonic() - self._epoch_began
         means = (sums / self.steps).tolist()
         record: dict[str, Any] = {"epoch": self.epoch + 1, **dict(zip(self.step.terms, means, strict=True))}
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        record.update(zip(("lr", "lr_method"), rates, strict=False))
+        for key, name in (("lr", "network"), ("lr_method", "method")):
+            rates = [group["lr"] for group in self.optimizer.param_groups if group["name"] == name]
+            record |= {key: max(rates)} if rates else {}
         record.update(self.network.method.end_epoch())  # after lr: the report reads the keys before lr as loss terms
         record.update(seconds=seconds, images_per_second=self._images_seen() / seconds)
         self.epoch, self.steps, self.sums = self.epoch + 1, 0, None

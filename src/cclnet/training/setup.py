@@ -217,6 +217,7 @@ def make_network(settings: Settings, data: PreparedData, resumed: bool = False) 
         class_counts=data.table.class_counts(data.rows("train")).tolist(),
         method_settings=settings.method_settings,
         backbone_settings=backbone_settings | image_size_settings(settings.backbone, (crop, crop)),
+        logit_adjustment=settings.logit_adjustment,
     )
     if settings.weights and not resumed:
         load_weights(network, Path(settings.weights))
@@ -279,7 +280,13 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
 
 def make_optimizer(settings: Settings, network: CCLNet, on_gpu: bool) -> torch.optim.Optimizer:
     """Return SGD or AdamW over the parameter groups of the network and the method."""
-    groups = network.param_groups(settings.lr, settings.lr_ccl, settings.weight_decay)
+    groups = network.param_groups(
+        settings.lr,
+        settings.lr_ccl,
+        settings.weight_decay,
+        layer_decay=settings.layer_decay,
+        decay_norms=settings.decay_norms,
+    )
     for group in groups:
         group["initial_lr"] = group["lr"]
     if settings.optimizer == "adamw":

@@ -23,7 +23,7 @@ class TrainStep:
     Args:
         network: called as ``network(images, labels, weight)``, returns a Loss; may be wrapped for precision,
             compilation or distributed training.
-        optimizer: the gradients of each parameter group are clipped by their own norm.
+        optimizer: the gradients of the parameter groups of each name are clipped by their own norm.
         backward: runs the backward pass (Fabric's, which handles precision and strategy).
         settings: augmentation; ``clip``, the largest gradient norm of a group (0 for none); ``accumulate``, the number
             of chunks of a batch that go through the network one after the other, to save memory.
@@ -49,6 +49,9 @@ class TrainStep:
         self.network, self.optimizer, self.backward = network, optimizer, backward
         self.clip, self.accumulate = settings.clip, settings.accumulate
         self.capture, self.during_warmup = capture, during_warmup
+        self._clipped: dict[str, list[nn.Parameter]] = {}
+        for group in optimizer.param_groups:
+            self._clipped.setdefault(group.get("name", ""), []).extend(group["params"])
         self.terms: list[str] = []  # names of the losses, known after the first step
         self._graph: torch.cuda.CUDAGraph | None = None
         self._graph_batch: Batch | None = None  # input and output of the graph: tensors at fixed addresses
@@ -81,8 +84,8 @@ class TrainStep:
         chunks = self._chunks(images, batch)
         losses = torch.stack([self._forward_backward(*chunk, len(images)) for chunk in chunks]).sum(dim=0)
         if self.clip > 0:
-            for group in self.optimizer.param_groups:
-                nn.utils.clip_grad_norm_(group["params"], self.clip)
+            for parameters in self._clipped.values():
+                nn.utils.clip_grad_norm_(parameters, self.clip)
         return losses
 
     def _chunks(self, images: Tensor, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
