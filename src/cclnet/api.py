@@ -112,6 +112,8 @@ def evaluate(
     *,
     data: str | None = None,
     draws: int = 1000,
+    decision: str | None = None,
+    cost: str | None = None,
     summary: bool = False,
 ) -> Scores:
     """Evaluate a run from its predictions alone; write scores.json, report.html and report.md and return the scores.
@@ -122,6 +124,9 @@ def evaluate(
             of the file.
         data: where the images are, if they have moved since training.
         draws: bootstrap draws for the intervals.
+        decision: the decision rule of the model: "accuracy", "balanced" or "costs". Default: as chosen before, else as
+            its settings say.
+        cost: the costs of errors, such as "MEL:NV=10" (true:predicted), or a .csv or .toml file of them.
         summary: print the scores.
     """
     from cclnet.evaluation.evaluate import evaluate as evaluate_run
@@ -129,7 +134,7 @@ def evaluate(
 
     run = Path(run)
     folder = Path(out) if out is not None else run if run.is_dir() else run.parent
-    scores = evaluate_run(run, folder, draws)
+    scores = evaluate_run(run, folder, draws, decision=decision, cost=cost)
     report = write_report(run, scores, folder, data)
     if summary:
         from cclnet.report.terminal import print_scores

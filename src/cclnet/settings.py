@@ -203,6 +203,11 @@ class Settings(DataOptions):
     )  # fmt: skip
     batch_norm: str = setting("batch", "Statistics per device, over all GPUs, or frozen as given.",
                               choices=("batch", "sync", "frozen"))  # fmt: skip
+    # Decisions from the probabilities of the finished model.
+    decision: str = setting("", "Decision rule. Default: costs if any are given, else accuracy.",
+                            choices=("accuracy", "balanced", "costs"), synonyms=("rule",))  # fmt: skip
+    cost: str = setting("", "Costs of errors: MEL|BCC:NV=10 (true:predicted), or a CSV or TOML file. Others cost 1.",
+                        synonyms=("costs", "cost_matrix"))  # fmt: skip
     # Running.
     seed: int = setting(0, "Seed of weights, batches and augmentation.", low=0, synonyms=("random_state",))
     precision: str = setting("auto", "auto is bf16 on a GPU that has it, else float32.",

@@ -49,7 +49,7 @@ def test_the_table(run: Path, model: Model, tmp_path: Path) -> None:
     code, said = command(run, tmp_path / "images", "--out", tmp_path / "out.csv", "--coverage", 0.5, "--batch-size", 4)
     assert code == 0 and "21 of 21 images predicted" in said
     table = pd.read_csv(tmp_path / "out.csv", keep_default_na=False)
-    assert list(table) == ["image", "prediction", "confidence", "abstain", "top", "similar", "problem",
+    assert list(table) == ["image", "prediction", "rule", "confidence", "abstain", "top", "similar", "problem",
                            *(f"p_{name}" for name in CLASSES)]  # fmt: skip
     assert table["image"].tolist() == [path.name for path in sorted(paths)]
     expected = model.predict(sorted(paths), threshold=model.threshold(coverage=0.5))

@@ -11,14 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
+from sklearn import metrics
 
 from cclnet import InputError
 from cclnet.evaluation.calibration import risk_coverage, with_temperature
 from cclnet.evaluation.decision import confidence, curve_of_run, measure_curve
+from cclnet.evaluation.evaluate import evaluate
 from cclnet.evaluation.statistics import independent_images
+from cclnet.runs.decision_rule import DecisionRule
+from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import curve_from_json
 from cclnet.runs.predictions import Predictions, read_predictions, write_predictions
 from made_predictions import several_labels, single_label
+from made_predictions import write_run as made_run
 
 # Ten images: the confidence falls from 1.0 by tenths; the third and the last two are wrong.
 TEN = measure_curve(np.linspace(1, 0.1, 10), np.array([1, 1, 0, 1, 1, 1, 1, 1, 0, 0], bool), "val")
@@ -66,7 +71,7 @@ def test_a_threshold_does_what_it_promises(sure: np.ndarray, data: st.DataObject
 
 def test_it_is_the_curve_of_the_report(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    curve = curve_of_run(folder, 1.5)
+    curve = curve_of_run(folder, 1.5, DecisionRule())
     held_out = with_temperature(read_predictions(folder / "predictions.csv").of_split("test"), 1.5)
     assert (curve.split, curve.images) == ("test", 50)
     reported = risk_coverage(held_out)
@@ -76,12 +81,12 @@ def test_it_is_the_curve_of_the_report(tmp_path: Path) -> None:
 
 def test_several_labels_are_right_together_or_wrong(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", multilabel=True)
-    curve = curve_of_run(folder, None)
+    curve = curve_of_run(folder, None, DecisionRule())
     held_out = read_predictions(folder / "predictions.csv", multilabel=True).of_split("test")
     wrong = ((held_out.probabilities >= 0.5) != held_out.labels).any(axis=1)
     assert curve.risk[-1] == pytest.approx(wrong.mean())
     assert curve.threshold[-1] == 0  # keeps everything
-    sure = np.sort(confidence(held_out.probabilities, True))[::-1]
+    sure = np.sort(confidence(held_out.probabilities, None))[::-1]
     assert curve.threshold[0] == pytest.approx(sure[:2].mean())
 
 
@@ -151,7 +156,7 @@ def test_what_images_are_worth_is_what_a_loop_finds() -> None:
 
 def test_the_groups_of_a_run_are_used(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    curve = curve_of_run(folder, 1.5)
+    curve = curve_of_run(folder, 1.5, DecisionRule())
     assert curve.independent is not None and "over patients or lesions" in curve.in_words(curve.at(coverage=0.9))
 
 
@@ -191,3 +196,56 @@ def test_to_json_and_back() -> None:
 def test_a_curve_from_a_file_is_checked(odd: object) -> None:
     with pytest.raises(InputError, match=r"calibration.json: .*abstention curve"):
         curve_from_json(odd, Path("calibration.json"))
+
+
+def test_rules_side_by_side_are_those_of_scikit_learn(tmp_path: Path) -> None:
+    """Each rule is scored on the calibrated probabilities; the expected cost is the mean cost of the decisions."""
+    run = write_run(tmp_path / "run")
+    scores = evaluate(run, draws=20, cost="ant|bee:cat=7", decision="balanced")
+    assert scores.decisions is not None and scores.decisions.chosen == "balanced"
+    held_out = read_predictions(run / "predictions.csv").of_split("test")
+    calibrated = with_temperature(held_out, scores.calibration.temperature.value or np.nan)
+    weights = 1 / np.bincount(read_predictions(run / "predictions.csv").of_split("val").labels)
+    costs = np.ones((4, 4)) - np.eye(4)
+    costs[:2, 2] = 7
+    chosen = {
+        "accuracy": held_out.probabilities.argmax(axis=1),
+        "balanced": (calibrated.probabilities * weights).argmax(axis=1),
+        "costs": (calibrated.probabilities @ costs).argmin(axis=1),
+    }
+    assert [own.rule for own in scores.decisions.rules] == list(chosen)
+    for own in scores.decisions.rules:
+        decided, labels = chosen[own.rule], held_out.labels
+        expected = {
+            "accuracy": metrics.accuracy_score(labels, decided),
+            "balanced_accuracy": metrics.balanced_accuracy_score(labels, decided),
+            "macro_f1": metrics.f1_score(labels, decided, average="macro"),
+            "expected_cost": costs[labels, decided].mean(),
+        }
+        assert {name: score.value for name, score in own.scores.items()} == pytest.approx(expected)
+        np.testing.assert_array_equal(own.confusion, metrics.confusion_matrix(labels, decided))
+        low, high = own.scores["expected_cost"].low, own.scores["expected_cost"].high
+        assert low is not None and high is not None and low < expected["expected_cost"] < high
+
+
+def test_a_chosen_rule_is_kept_until_another_is_asked_for(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", single_label(120), settings='decision = "balanced"\n')
+
+    def chosen(**asked: str) -> tuple[str, object]:
+        scores = evaluate(run, draws=2, **asked)  # type: ignore[arg-type]
+        written = RunFolder(run).read_calibration().decision
+        assert scores.decisions is not None and written is not None and written.name == scores.decisions.chosen
+        return written.name, written.costs and written.costs[0][1]
+
+    assert chosen() == ("balanced", None)  # of settings.toml
+    assert chosen(cost="ant:bee=5") == ("costs", 5.0)
+    assert chosen() == ("costs", 5.0)  # of calibration.json
+    assert chosen(decision="accuracy") == ("accuracy", 5.0)  # the costs stay known
+    assert chosen(decision="costs") == ("costs", 5.0)
+
+
+def test_decision_rules_are_for_one_label_per_image(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", several_labels(60))
+    assert evaluate(run, draws=2).decisions is None
+    with pytest.raises(InputError, match="several labels"):
+        evaluate(run, draws=2, decision="balanced")

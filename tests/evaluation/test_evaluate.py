@@ -43,7 +43,7 @@ def test_every_case_survives_json(tmp_path: Path, made: Predictions) -> None:
     assert Scores.from_json(content) == scores
     assert list(content) == [
         "format", "kind", "name", "model", "task", "classes", "split", "intervals", "scores", "per_class", "confusion",
-        "calibration", "leak", "soft_labels", "mistakes", "warnings", "versions",
+        "calibration", "leak", "soft_labels", "mistakes", "warnings", "versions", "decisions",
     ]  # fmt: skip
     for name, number in estimates(scores):
         value, low, high = number.value, number.low, number.high

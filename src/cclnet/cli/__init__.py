@@ -43,7 +43,7 @@ def with_settings(
     """Give a command one option per field of a settings class in place of its ``**settings``.
 
     The command receives the options that were given, by field name. Fields that are not of plain type, or that the
-    command declares itself, have no option. Commands that take ``Settings`` also get ``--set``.
+    command declares itself, have no option. Commands that take all ``Settings`` also get ``--set``.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -55,7 +55,7 @@ def with_settings(
             if field.name not in names and field.name not in without and (not only or field.name in only)
             for parameter in _options(kind, field)
         ]
-        if issubclass(kind, Settings):
+        if issubclass(kind, Settings) and not only:
             generated.append(_parameter("overrides", Annotated[list[str] | None, _SET]))
 
         @functools.wraps(command)

@@ -7,18 +7,21 @@ from typing import Annotated
 
 import typer
 
-from cclnet.cli import Draws, MovedData
+from cclnet.cli import Draws, MovedData, with_settings
+from cclnet.settings import Settings
 
 OUT = "Folder to write to. Default: that of RUN, which then also gets calibration.json. With another, RUN is unchanged."
 
 
+@with_settings(Settings, only=("decision", "cost"))
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder, a predictions.csv, or the .json result of a run.")],
     out: Annotated[Path | None, typer.Option(help=OUT)] = None,
     data: MovedData = None,
     draws: Draws = 1000,
+    **rule: str,
 ) -> None:
     """Evaluate RUN from its predictions alone: scores.json, report.html and report.md."""
     from cclnet import api
 
-    api.evaluate(run, out, data=data, draws=draws, summary=True)
+    api.evaluate(run, out, data=data, draws=draws, summary=True, **rule)

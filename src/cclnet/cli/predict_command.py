@@ -13,10 +13,10 @@ from rich.markup import escape
 from cclnet.cli import Accelerator, Quiet, with_settings
 from cclnet.errors import InputError
 from cclnet.files import make_folder
-from cclnet.settings import DataOptions
+from cclnet.settings import Settings
 
 
-@with_settings(DataOptions, only=("image_column", "image_folder"))
+@with_settings(Settings, only=("image_column", "image_folder", "decision", "cost"))
 def predict(
     run: Annotated[Path, typer.Argument(help="A run folder, or an exported model.")],
     images: Annotated[list[str], typer.Argument(help="Image files, folders of them, or one table (CSV) or data set.")],
@@ -50,7 +50,8 @@ def predict(
     inputs = predicting.gather(images, options.get("image_column"), folder)
     console = Console(stderr=True)
     with console.status("Loading the model"):
-        model = predicting.open_model(run, len(inputs), device, engine, explain is not None)
+        rule = {name: options.get(name) for name in ("decision", "cost")}
+        model = predicting.open_model(run, len(inputs), device, engine, explain is not None, **rule)
     if model.temperature is None:
         console.print("[yellow]note:[/yellow] there is no temperature, so probabilities are uncalibrated. `cclnet "
                       "evaluate` fits one if there are held-out images to fit it on.", highlight=False)  # fmt: skip

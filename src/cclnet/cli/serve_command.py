@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
-from cclnet.cli import Accelerator, MovedData
+from cclnet.cli import Accelerator, MovedData, with_settings
 from cclnet.errors import InputError
+from cclnet.settings import Settings
 
 
+@with_settings(Settings, only=("decision", "cost"))
 def serve(
     run: Annotated[Path, typer.Argument(help="A run folder, or an exported model.")],
     host: Annotated[str, typer.Option(help="Address to listen on; one that others reach needs a token.")] = "127.0.0.1",
@@ -29,6 +31,7 @@ def serve(
     readers: Annotated[int | None, typer.Option(hidden=True, help="Old name of --decoders.")] = None,
     device: Accelerator = "auto",
     engine: Annotated[str, typer.Option(help="auto, onnx or torch. auto: onnx on a CPU, torch on a GPU.")] = "auto",
+    **rule: str,
 ) -> None:
     """Serve RUN as a web page to drop images on and as an API; only on this machine unless --host is given."""
     try:
@@ -47,4 +50,4 @@ def serve(
     count = decoders if decoders is not None else readers
     hosts = tuple(allow_host or ())
     settings = ServeSettings("", limits, batch, count, keep, host=host, allowed_hosts=hosts, token=token)
-    run_server(run, settings, port=port, examples=examples, data=data, device=device, engine=engine)
+    run_server(run, settings, port=port, examples=examples, data=data, device=device, engine=engine, **rule)

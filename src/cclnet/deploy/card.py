@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cclnet.evaluation.decision import IN_WORDS
 from cclnet.report.html import class_columns, evaluated_on, render, sentences, what_it_is
 from cclnet.report.text import NONE
 from cclnet.runs.folder import RunFolder
@@ -17,13 +18,15 @@ def model_card(run: Path, description: ModelDescription, calibration: Calibratio
     scores, settings = RunFolder(run).read_scores(), RunFolder(run).read_settings_table()
     trained = dict(zip(description.classes, description.class_counts or (), strict=False))
     evaluated = dict(zip(scores.classes, scores.split.class_counts, strict=True)) if scores else {}
-    curve = calibration.abstention
+    curve, rule = calibration.abstention, calibration.decision
     return render(
         "card.md",
         name=run.resolve().name,
         description=description,
         export=description.export or ExportInfo(),
         temperature=calibration.temperature.value,
+        rule=rule,
+        rule_in_words=IN_WORDS[rule.name] if rule else "",
         settings=settings,
         split=settings.get("split") or {},
         scores=scores,

@@ -24,7 +24,7 @@ from cclnet.deploy.card import model_card
 from cclnet.deploy.engines import OnnxEngine, Pixels
 from cclnet.deploy.shipped import Shipped, read_shipped
 from cclnet.errors import InputError, first_line, unknown
-from cclnet.evaluation.decision import curve_of_run
+from cclnet.evaluation.decision import curve_of_run, rule_of_run
 from cclnet.files import make_folder, write_whole
 from cclnet.functional import LEAST
 from cclnet.runs.folder import RunFolder
@@ -38,7 +38,10 @@ MAX_DIFFERENCE = 1e-4  # in probability
 MAX_MAP_DIFFERENCE = 1e-3  # relative to the largest value of a map
 
 
-def export(run: str | Path, format: str = "onnx", out: str | Path | None = None, licence: str = "") -> Path:
+def export(
+    run: str | Path, format: str = "onnx", out: str | Path | None = None, licence: str = "",
+    decision: str | None = None, cost: str | None = None,
+) -> Path:  # fmt: skip
     """Export the model of a run folder; returns the folder with the model, model.json, README.md (the model card) and,
     if the run has them, calibration.json and soft_labels.csv.
 
@@ -48,6 +51,8 @@ def export(run: str | Path, format: str = "onnx", out: str | Path | None = None,
         format: "onnx", from a uint8 image to probabilities and maps, in ONNX Runtime and without cclnet; "torch", a
             torch.export program (.pt2) of the same; "safetensors", the weights alone, for ``cclnet.load`` or timm.
         out: a folder that does not exist or is empty. Default: ``export-FORMAT`` in the run folder.
+        decision, cost: the decision rule in calibration.json and its costs, as for ``cclnet.load``. It is not part of
+            the exported program, whose output stays the probabilities.
     """
     run = Path(run).expanduser()
     if format not in FORMATS:
@@ -59,6 +64,8 @@ def export(run: str | Path, format: str = "onnx", out: str | Path | None = None,
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"{out} exists already: choose another --out, or remove it first.")
     description, calibration = files.read_model(), files.read_calibration()
+    classes, multilabel = description.classes, description.multilabel
+    rule = rule_of_run(files, classes, multilabel, description.class_counts, decision, cost)
     temperature = calibration.temperature.value
     shipped = read_shipped(files.weights, description, temperature)
     make_folder(out.parent)
@@ -78,14 +85,14 @@ def export(run: str | Path, format: str = "onnx", out: str | Path | None = None,
             write_whole(path, files.weights.read_bytes())
             exported_run = _numpy_outputs(read_shipped(path, description, temperature))
         checked = check(shipped, check_images(description.crop), exported_run, f"the exported {path.name}")
-        if files.find_predictions() is not None:
-            calibration = replace(calibration, abstention=curve_of_run(run, temperature))
+        curve = curve_of_run(run, temperature, rule) if files.find_predictions() is not None else None
+        calibration = replace(calibration, abstention=curve, decision=None if multilabel else rule)
         exported, written = exported_description(description, shipped, format, checked), RunFolder(partial)
         write_model_file(written.model, exported)
         written.write_calibration(calibration)
-        soft_labels = files.read_soft_labels(description.classes)
+        soft_labels = files.read_soft_labels(classes)
         if soft_labels is not None:
-            written.write_soft_labels(description.classes, soft_labels)
+            written.write_soft_labels(classes, soft_labels)
         write_whole(partial / "README.md", model_card(run, exported, calibration, licence))
         if out.is_dir():
             out.rmdir()

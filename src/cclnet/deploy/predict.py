@@ -147,17 +147,18 @@ def can_convert() -> bool:
 
 
 def open_model(
-    path: str | Path, images: int, device: str = "auto", engine: str = "auto", explain: bool = False
-) -> Model:
+    path: str | Path, images: int, device: str = "auto", engine: str = "auto", explain: bool = False,
+    **options: Any,
+) -> Model:  # fmt: skip
     """The model in the fastest engine: on a CPU, a run is converted to ONNX for many images, if the packages for it are
-    installed and, with ``explain``, if the converted model has maps."""
+    installed and, with ``explain``, if the converted model has maps. ``options`` as for ``load``."""
     folder = Path(path).expanduser()
     worth_it = engine == "auto" and images >= WORTH_CONVERTING and (folder / FILES["torch"]).is_file()
     if worth_it and can_convert() and torch_device(device) == "cpu":
-        converted = load(path, device, "onnx")
+        converted = load(path, device, "onnx", **options)
         if not explain or converted.has_maps:
             return converted
-    return load(path, device, engine)
+    return load(path, device, engine, **options)
 
 
 Chunk = tuple[list[int], Pixels, dict[int, str]]  # rows, their images [n, h, w, 3], why further rows are unreadable
@@ -246,6 +247,7 @@ def write_csv(path: Path, model: Model, found: Predicted) -> None:
     predictions = found.predictions
     columns: dict[str, Any] = {"image": list(found.inputs.names), **found.inputs.columns}
     columns["prediction"] = [p.label if p else "" for p in predictions]
+    columns["rule"] = [p.rule if p else "" for p in predictions]
     columns["confidence"] = [p.confidence if p else np.nan for p in predictions]
     if any(p is not None and p.abstain is not None for p in predictions):
         columns["abstain"] = ["" if p is None else "yes" if p.abstain else "no" for p in predictions]

@@ -15,7 +15,8 @@ from cclnet.data.image_io import MAX_PIXELS
 from cclnet.deploy import engines
 from cclnet.deploy.engines import Engine, Floats, Maps, OnnxEngine, Pixels, TorchEngine
 from cclnet.errors import InputError, unknown
-from cclnet.evaluation.decision import confidence, curve_of_run
+from cclnet.evaluation.decision import confidence, curve_of_run, rule_of_run
+from cclnet.runs.decision_rule import DecisionRule, decide
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import AbstentionCurve, Calibration, ModelDescription, has_similarity
 
@@ -32,9 +33,10 @@ class Prediction:
 
     probabilities: Floats  # of the K classes, calibrated with the run's temperature, [K]
     classes: tuple[str, ...]
-    label: str  # the most probable class; with several labels all of at least 0.5, joined by "|"
+    label: str  # the class chosen by the decision rule; with several labels all of at least 0.5, joined by "|"
     confidence: float  # probability of the label; with several labels that of the least confident decision
     abstain: bool | None = None  # whether the confidence is below the given threshold; None without a threshold
+    rule: str = "accuracy"  # the decision rule
     similar: tuple[tuple[str, float], ...] = ()  # classes with the most weight in the soft label of the predicted class
     heat: Maps | None = None  # evidence for the most probable class, [h, w] of the crop, 0..1; None unless requested
 
@@ -49,9 +51,10 @@ class Model:
 
     def __init__(
         self, description: ModelDescription, engine: Engine, folder: Path, calibration: Calibration | None = None,
-        soft_labels: Floats | None = None,
+        soft_labels: Floats | None = None, rule: DecisionRule | None = None,
     ) -> None:  # fmt: skip
         self.description = description
+        self.rule = rule or DecisionRule()
         self.folder = folder
         self.calibration = calibration or Calibration()  # of an exported model with the abstention curve
         self.soft_labels = soft_labels  # [K, K], row k that of class k; None where the method learns none
@@ -122,15 +125,17 @@ class Model:
         self, probabilities: Floats, heat: Maps | None = None, threshold: float | None = None
     ) -> list[Prediction]:
         """The outputs of :meth:`run` as one prediction per image."""
-        confidences = confidence(probabilities, self.multilabel)
+        chosen = decide(probabilities, self.rule)
+        confidences = confidence(probabilities, None if self.multilabel else chosen)
         return [
             Prediction(
                 probabilities=row,
                 classes=self.classes,
-                label="|".join(np.array(self.classes)[row >= 0.5]) if self.multilabel else self.classes[row.argmax()],
+                label="|".join(np.array(self.classes)[row >= 0.5]) if self.multilabel else self.classes[chosen[i]],
                 confidence=float(confidences[i]),
                 abstain=None if threshold is None else bool(confidences[i] < threshold),
-                similar=self.similar(int(row.argmax())),
+                rule=self.rule.name,
+                similar=self.similar(int(chosen[i])),
                 heat=None if heat is None else enlarge(heat[i], self.description.crop),
             )
             for i, row in enumerate(probabilities)
@@ -148,14 +153,14 @@ class Model:
     def curve(self) -> AbstentionCurve:
         """Coverage and risk by threshold on the run's held-out images: from calibration.json of an exported model, else
         from the run's predictions."""
-        if self.calibration.abstention is not None:
+        if self.calibration.abstention is not None and self.rule == (self.calibration.decision or DecisionRule()):
             return self.calibration.abstention
         if self.description.export is not None:
             raise InputError(
-                f"{self.folder} has no abstention curve: it was exported from a run without predictions.csv. Export it "
-                "again from a run that has them."
+                f"{self.folder} has no abstention curve for the decision rule '{self.rule.name}': export it again with "
+                "that rule from a run that has a predictions.csv."
             )
-        return curve_of_run(self.folder, self.temperature)
+        return curve_of_run(self.folder, self.temperature, self.rule)
 
     def threshold(self, coverage: float | None = None, risk: float | None = None) -> float:
         """The confidence below which to abstain, so that on the run's held-out images at least ``coverage`` of the
@@ -163,7 +168,10 @@ class Model:
         return float(self.curve.threshold[self.curve.at(coverage, risk)])
 
 
-def load(path: str | Path, device: str = "auto", engine: str = "auto", threads: int | None = None) -> Model:
+def load(
+    path: str | Path, device: str = "auto", engine: str = "auto", threads: int | None = None,
+    decision: str | None = None, cost: str | None = None,
+) -> Model:  # fmt: skip
     """A model from a run folder or an export (the folder, model.onnx or model.safetensors).
 
     No pickle is ever loaded: weights are .safetensors, programs are ONNX, and model.json is checked. ``torch.export``
@@ -174,6 +182,8 @@ def load(path: str | Path, device: str = "auto", engine: str = "auto", threads: 
         engine: "torch"; "onnx" (needs onnxruntime; a run folder is converted first, which takes seconds); or "auto":
             that of the file, and if both files exist ONNX on a CPU and torch on a GPU.
         threads: threads of ONNX Runtime per batch. Default: one per core.
+        decision: the decision rule, "accuracy", "balanced" or "costs". Default: that of the run.
+        cost: the costs of errors, such as "MEL:NV=10" (true:predicted), or a .csv or .toml file of them.
     """
     path = Path(path).expanduser()
     if engine not in ("auto", *FILES):
@@ -181,12 +191,14 @@ def load(path: str | Path, device: str = "auto", engine: str = "auto", threads: 
     folder, available = _files_of(path)
     files = RunFolder(folder)
     description, calibration = files.read_model(), files.read_calibration()
+    classes, multilabel = description.classes, description.multilabel
+    rule = rule_of_run(files, classes, multilabel, description.class_counts, decision, cost)
     if engine == "torch" and "torch" not in available:
         raise InputError("an ONNX model runs only in the engine onnx; for torch give the run folder.")
     if engine == "auto":
         on_gpu = len(available) == 2 and engines.torch_device(device) != "cpu"
         engine = "torch" if on_gpu or "onnx" not in available else "onnx"
-    soft_labels = files.read_soft_labels(description.classes)
+    soft_labels = files.read_soft_labels(classes)
     if soft_labels is not None and not has_similarity(soft_labels):
         soft_labels = None
     temperature = calibration.temperature.value
@@ -204,7 +216,7 @@ def load(path: str | Path, device: str = "auto", engine: str = "auto", threads: 
             converted = onnx_program(shipped, description, temperature)
             started = onnx = OnnxEngine(converted, description, temperature, device, threads)
             check(shipped, check_images(description.crop), onnx.run_all, "the converted model")
-    return Model(description, started, folder, calibration, soft_labels)
+    return Model(description, started, folder, calibration, soft_labels, rule)
 
 
 def _files_of(path: Path) -> tuple[Path, set[str]]:

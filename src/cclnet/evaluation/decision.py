@@ -1,37 +1,108 @@
-"""When to refer an image to a person: the confidence threshold that keeps a chosen share of images, or of errors.
+"""The decision rule of a run, and when to refer an image to a person: the confidence threshold that keeps a chosen
+share of images, or of errors.
 
-The curve is measured on images that the run was not trained on: of the n most confident images, their share of all
-(coverage) and the share of them that is wrong (risk). The confidence is the probability of the predicted class. With
-several labels it is that of the least confident decision, ``min_k max(p_k, 1 - p_k)``, and one wrong label makes the
-image wrong.
+The abstention curve is measured on images that the run was not trained on: of the n most confident images, their share
+of all (coverage) and the share of them that is wrong (risk). The confidence is the probability of the chosen class.
+With several labels it is that of the least confident decision, ``min_k max(p_k, 1 - p_k)``, and one wrong label makes
+the image wrong.
 
 SciPy and pandas are imported where they are used, so that prediction does without them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from cclnet.errors import InputError
+from cclnet.runs.decision_rule import RULES, DecisionRule, Floats, Indices, balancing_weights, decide, make_rule
+from cclnet.runs.folder import RunFolder, open_run
 from cclnet.runs.model import AbstentionCurve
+from cclnet.runs.predictions import Predictions
+from cclnet.runs.scores import DecisionScores, Estimate, RuleScores, finite
 
-Floats = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    from cclnet.evaluation.bootstrap import Statistic, Units
+
+IN_WORDS = {
+    "accuracy": "The model chooses the most probable class, which is right most often.",
+    "balanced": "The model chooses the class whose probability divided by its frequency in the training is largest, "
+    "which is right most often when every class counts equally.",
+    "costs": "The model chooses the class with the smallest expected cost.",
+}
 POINTS = 1000
 TOLERANCE = 1e-6  # confidences that differ by less count as equal: engines differ by as much
 
 
-def confidence(probabilities: Floats, multilabel: bool) -> Floats:
-    """The confidence of each image, [N] from [N, K].
+def rule_of_run(
+    folder: RunFolder, classes: Sequence[str], multilabel: bool, class_counts: Sequence[int] | None,
+    decision: str | None = None, cost: str | None = None,
+) -> DecisionRule:  # fmt: skip
+    """The rule of a run folder or an export: as asked, else as chosen before, else as its settings say."""
+    settings = folder.read_settings_table()
+    known = folder.read_calibration().decision
+    if known is None:
+        known = DecisionRule(weights=balancing_weights(class_counts, settings))
+        decision, cost = decision or settings.get("decision"), cost or settings.get("cost")
+    return make_rule(classes, multilabel, known, decision, cost)
 
-    >>> confidence(np.array([[0.9, 0.1], [0.6, 0.4]]), multilabel=True).tolist()
+
+def score_rules(predictions: Predictions, chosen: DecisionRule, units: Units, draws: int, seed: int) -> DecisionScores:
+    """All rules whose numbers are known, side by side on calibrated predictions; all get the same bootstrap draws."""
+    from cclnet.evaluation.bootstrap import bootstrap, interval
+
+    known = {"balanced": chosen.weights, "costs": chosen.costs}
+    names = [name for name in RULES if known.get(name, True) is not None]
+    costs = None if chosen.costs is None else np.asarray(chosen.costs)
+    size, found = predictions.num_classes, []
+    statistics = [rule_statistic(predictions, replace(chosen, name=name), costs) for name in names]
+    drawn = bootstrap(statistics, units, draws, seed)
+    for name, statistic, of_draws in zip(names, statistics, drawn, strict=True):
+        totals = np.asarray(statistic.features.sum(axis=0), np.float64)[None]
+        scores = {}
+        for metric, value in statistic.scores(totals).items():
+            largest = float(costs.max()) if metric == "expected_cost" and costs is not None else 1.0
+            trials = units.count if metric == "accuracy" else None
+            ends = interval(float(value[0]), of_draws[metric], units.count, (0.0, largest), trials)
+            scores[metric] = Estimate(*(finite(float(x)) for x in (value[0], *ends)))
+        counts = totals.reshape(size, size).astype(int).tolist()
+        found.append(RuleScores(name, scores, tuple(map(tuple, counts))))
+    return DecisionScores(chosen.name, tuple(found), chosen.costs, IN_WORDS[chosen.name])
+
+
+def rule_statistic(predictions: Predictions, rule: DecisionRule, costs: Floats | None) -> Statistic:
+    """Scores of the decisions of a rule as functions of the totals of its confusion matrix."""
+    from cclnet.evaluation.bootstrap import Statistic
+    from cclnet.evaluation.classification import columns, confusion_scores
+
+    size = predictions.num_classes
+    cells = predictions.labels * size + decide(predictions.probabilities, rule)
+
+    def scores(totals: Floats) -> dict[str, Floats]:
+        counts = totals.reshape(-1, size, size)
+        own = confusion_scores(counts)
+        shown = {name: own[name] for name in ("accuracy", "balanced_accuracy", "macro_f1")}
+        if costs is not None:
+            shown["expected_cost"] = (counts * costs).sum(axis=(1, 2)) / counts.sum(axis=(1, 2))
+        return shown
+
+    return Statistic(columns(np.asarray(cells, np.intp), size * size), scores)
+
+
+def confidence(probabilities: Floats, chosen: Indices | None) -> Floats:
+    """The confidence of each image, [N] from [N, K] and the chosen classes [N]; None with several labels.
+
+    >>> confidence(np.array([[0.9, 0.1], [0.6, 0.4]]), None).tolist()
     [0.9, 0.6]
     """
-    if multilabel:
+    if chosen is None:
         return np.maximum(probabilities, 1 - probabilities).min(axis=1)
-    return probabilities.max(axis=1)
+    return probabilities[np.arange(len(chosen)), chosen]
 
 
 def measure_curve(
@@ -58,20 +129,23 @@ def measure_curve(
     return AbstentionCurve(split, len(order), between[shown], kept / len(order), wrong[shown] / kept, independent)
 
 
-def curve_of_run(folder: Path, temperature: float | None) -> AbstentionCurve:
-    """The curve of a run folder, from its predictions of the reported split."""
+def curve_of_run(folder: Path, temperature: float | None, rule: DecisionRule) -> AbstentionCurve:
+    """The curve of a run folder by a rule, from its predictions of the reported split."""
     from cclnet.evaluation.bootstrap import units_of
     from cclnet.evaluation.calibration import with_temperature
     from cclnet.evaluation.classification import decisions
-    from cclnet.runs.folder import open_run
 
     run = open_run(folder)
     held_out = run.predictions.of_split(run.split)
     if run.split == "all":
         raise InputError(f"{folder}: predictions.csv names no held-out split (val, test) to choose a threshold on.")
-    right = decisions(held_out) == held_out.labels  # a temperature changes no decision
     if temperature is not None:
         held_out = with_temperature(held_out, temperature)
-    confidences, units = confidence(held_out.probabilities, held_out.multilabel), units_of(held_out)
+    units = units_of(held_out)
     groups = units.index if units.kind == "groups" else None
-    return measure_curve(confidences, right.all(axis=1) if held_out.multilabel else right, run.split, groups)
+    if held_out.multilabel:
+        chosen, right = None, (decisions(held_out) == held_out.labels).all(axis=1)
+    else:
+        chosen = decide(held_out.probabilities, rule)
+        right = chosen == held_out.labels
+    return measure_curve(confidence(held_out.probabilities, chosen), right, run.split, groups)

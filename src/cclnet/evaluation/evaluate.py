@@ -11,10 +11,12 @@ from cclnet.evaluation import calibration
 from cclnet.evaluation.bootstrap import Units, intervals_summary, units_of, units_with
 from cclnet.evaluation.calibration import SMALLEST, calibrate, fitting_split
 from cclnet.evaluation.classification import confusion, decisions, predicted_classes
+from cclnet.evaluation.decision import rule_of_run, score_rules
 from cclnet.evaluation.metrics import Sample, calibration_metrics, compute, metrics_for, task_of
 from cclnet.evaluation.similarity import summarise
 from cclnet.files import make_folder
-from cclnet.runs.folder import RunFolder, open_run
+from cclnet.runs.decision_rule import DecisionRule, balancing_weights, make_rule
+from cclnet.runs.folder import OpenedRun, RunFolder, open_run
 from cclnet.runs.model import Calibration, FittedTemperature
 from cclnet.runs.predictions import Predictions, counted
 from cclnet.runs.provenance import package_versions
@@ -26,19 +28,25 @@ FEW_UNITS = 10  # a class with fewer groups (or images) has no reliable interval
 FREQUENCY_AGREEMENT = 0.7  # from here on, soft labels mostly reflect class frequency
 
 
-def evaluate(run: str | Path, out: str | Path | None = None, draws: int = 1000, seed: int = 0) -> Scores:
+def evaluate(
+    run: str | Path, out: str | Path | None = None, draws: int = 1000, seed: int = 0, decision: str | None = None,
+    cost: str | None = None,
+) -> Scores:  # fmt: skip
     """Evaluate a run folder, a predictions.csv, or the .json kept of a run by ``cclnet.sweep``.
 
     Args:
         out: folder for scores.json; by default the run folder, which also gets calibration.json. For a file alone
             nothing is written without it.
         draws, seed: number and seed of the bootstrap draws; the same call gives the same numbers.
+        decision, cost: the decision rule and the costs of errors (see :mod:`cclnet.runs.decision_rule`). Default: as
+            chosen before, else as the settings of the run say.
     """
     opened = open_run(run)
     reported = opened.predictions.of_split(opened.split)
     units, task = units_of(reported), task_of(reported)
     fit_on = fitting_split(opened.predictions, opened.split)
     fitting = opened.predictions.of_split(fit_on) if fit_on else reported
+    rule = _rule(opened, reported, fitting if fit_on else None, decision, cost)
     temperature, after = calibrate(reported, fit_on, fitting, units, seed)
     stages = [(reported, metrics_for(task))]
     stages += [] if after is None else [(after, calibration_metrics(task))]
@@ -73,6 +81,7 @@ def evaluate(run: str | Path, out: str | Path | None = None, draws: int = 1000, 
         mistakes=_mistakes(reported),
         warnings=(),
         versions=package_versions(PACKAGES),
+        decisions=None if reported.multilabel else score_rules(after or reported, rule, units, draws, seed),
     )
     scores = replace(scores, warnings=_warnings(scores, reported, units, fitting if fit_on else None))
     folder = opened.folder if out is None else RunFolder(out)
@@ -80,9 +89,23 @@ def evaluate(run: str | Path, out: str | Path | None = None, draws: int = 1000, 
         make_folder(folder.path)
         if opened.folder is not None and folder.path.samefile(opened.folder.path):
             fitted = FittedTemperature(temperature.value, temperature.fitted_on, temperature.images, temperature.halves)
-            folder.write_calibration(Calibration(fitted))
+            folder.write_calibration(Calibration(fitted, decision=None if reported.multilabel else rule))
         folder.write_scores(scores)
     return scores
+
+
+def _rule(
+    opened: OpenedRun, reported: Predictions, fitting: Predictions | None, decision: str | None, cost: str | None
+) -> DecisionRule:
+    """The decision rule. Class frequencies are those of the training, else of the split that the temperature is of."""
+    classes, model = reported.classes, opened.model
+    counts = None if model is None or model.classes != classes else model.class_counts
+    if counts is None and fitting is not None:
+        counts = tuple(fitting.class_counts.tolist())
+    if opened.folder is not None:
+        return rule_of_run(opened.folder, classes, reported.multilabel, counts, decision, cost)
+    weights = balancing_weights(counts, opened.settings_table)
+    return make_rule(classes, reported.multilabel, DecisionRule(weights=weights), decision, cost)
 
 
 def split_summary(predictions: Predictions, split: str) -> SplitSummary:

@@ -16,7 +16,7 @@ from cclnet.evaluation.metrics import find
 from cclnet.evaluation.similarity import agreement
 from cclnet.report import write_report
 from cclnet.report.html import headline
-from cclnet.runs.scores import Scores, SoftLabelSummary
+from cclnet.runs.scores import DecisionScores, Scores, SoftLabelSummary
 
 MAX_CLASSES = 12  # a wider matrix does not fit a terminal
 
@@ -31,6 +31,8 @@ def print_scores(scores: Scores, report: Path, console: Console | None = None) -
     """Print the headline scores, the soft labels, the warnings and the path of the report."""
     console = console or Console()
     console.print(_scores_table(scores))
+    if scores.decisions:
+        console.print(_rules_table(scores.decisions))
     if scores.soft_labels:
         if len(scores.classes) <= MAX_CLASSES:
             console.print(_matrix_table(scores.classes, scores.soft_labels))
@@ -67,6 +69,16 @@ def _scores_table(scores: Scores) -> Table:
     for name, number in rows:
         interval = "" if number.low is None or number.high is None else f"{number.low:.4f} – {number.high:.4f}"
         table.add_row(escape(name), "–" if number.value is None else f"{number.value:.4f}", interval)
+    return table
+
+
+def _rules_table(decisions: DecisionScores) -> Table:
+    """The decision rules side by side; the chosen one is bold."""
+    heads = [Column(find(name).short, justify="right") for name in decisions.rules[0].scores]
+    table = Table("decision rule", *heads, title="decision rules, calibrated probabilities", title_justify="left")
+    for own in decisions.rules:
+        cells = [own.rule, *("–" if score.value is None else f"{score.value:.4f}" for score in own.scores.values())]
+        table.add_row(*cells, style="bold" if own.rule == decisions.chosen else "")
     return table
 
 

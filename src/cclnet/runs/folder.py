@@ -254,10 +254,11 @@ def free_name(folder: Path, settings: Settings) -> Path:
     raise InputError(f"there are too many runs called {name} in {folder}: give --out.")
 
 
-# Settings in which the runs of one method may differ: they say where and how it was trained, not what.
+# Settings in which the runs of one method may differ: they say where and how it was trained or is used, not what.
 INCIDENTAL = (
     "seed", "split.seed", "out", "name", "device", "devices", "workers", "data", "image_folder", "cache_dir",
     "follow_links", "cache", "progress", "tensorboard", "resident", "compile", "max_minutes", "validate_every",
+    "decision", "cost",
 )  # fmt: skip
 
 

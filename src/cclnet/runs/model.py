@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from cclnet.errors import InputError
 from cclnet.files import read_json, write_json, write_whole
+from cclnet.runs.decision_rule import DecisionRule
 from cclnet.runs.provenance import Commit
 from cclnet.schema import from_plain, rule, to_plain
 
@@ -257,14 +258,17 @@ class FittedTemperature:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was fitted after training (calibration.json): temperature and, of an exported model, abstention curve."""
+    """What was fitted or chosen after training (calibration.json): temperature, decision rule and, of an exported
+    model, abstention curve."""
 
     temperature: FittedTemperature = FittedTemperature()
     abstention: AbstentionCurve | None = None
+    decision: DecisionRule | None = None  # None where none was chosen
 
     def to_json(self) -> dict[str, Any]:
         """The content of calibration.json."""
         content = {"format": 1, "temperature": to_plain(self.temperature)}
+        content |= {} if self.decision is None else {"decision": to_plain(self.decision)}
         return content if self.abstention is None else content | {"abstention": self.abstention.to_json()}
 
 
@@ -275,16 +279,17 @@ def read_calibration_file(path: str | Path) -> Calibration:
     if path.is_file():
         content = read_json(path)
         _check_format(content, path, (1,))
-        fitted, curve = content.get("temperature"), content.get("abstention")
+        fitted, curve, chosen = content.get("temperature"), content.get("abstention"), content.get("decision")
     else:
         path = path.with_name("model.json")
         content = read_json(path) if path.is_file() else {}
         if content.get("format") != 1:
             return Calibration()
-        fitted, curve = {"value": content.get("temperature")}, content.get("thresholds")
+        fitted, curve, chosen = {"value": content.get("temperature")}, content.get("thresholds"), None
     abstention = None if curve is None else curve_from_json(curve, path)
     try:
-        return Calibration(from_plain(FittedTemperature, fitted, "temperature."), abstention)
+        decision = None if chosen is None else from_plain(DecisionRule, chosen, "decision.")
+        return Calibration(from_plain(FittedTemperature, fitted, "temperature."), abstention, decision)
     except InputError as error:
         raise InputError(f"{path} is refused: {error}.") from error
 

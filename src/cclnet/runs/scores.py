@@ -122,6 +122,25 @@ class CalibrationScores:
 
 
 @dataclass(frozen=True)
+class RuleScores:
+    """The decisions of one rule: metrics by name, and the confusion matrix."""
+
+    rule: str  # "accuracy", "balanced" or "costs"
+    scores: dict[str, Estimate]  # accuracy, balanced_accuracy, macro_f1 and, where costs are known, expected_cost
+    confusion: tuple[tuple[int, ...], ...]  # [K, K] counts, row: true class
+
+
+@dataclass(frozen=True)
+class DecisionScores:
+    """All decision rules side by side, from the calibrated probabilities; ``chosen`` is the one of the model."""
+
+    chosen: str
+    rules: tuple[RuleScores, ...]
+    costs: tuple[tuple[float, ...], ...] | None  # [K, K], row: true class; None where none were given
+    in_words: str
+
+
+@dataclass(frozen=True)
 class ClassLeak:
     """The images of one class whose group is also in the training split."""
 
@@ -213,6 +232,7 @@ class Scores:
     mistakes: tuple[Mistake, ...]  # most confident first, at most 24; empty for multi-label
     warnings: tuple[str, ...]
     versions: dict[str, str]
+    decisions: DecisionScores | None = None  # None for multi-label, and in files of older versions
 
     @property
     def multilabel(self) -> bool:

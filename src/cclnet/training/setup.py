@@ -34,6 +34,7 @@ from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, first_line, unknown
 from cclnet.methods import check_method_fits
 from cclnet.network import CCLNet, image_size_settings
+from cclnet.runs.decision_rule import DecisionRule, make_rule
 from cclnet.runs.folder import RunFolder
 from cclnet.settings import Settings
 
@@ -149,6 +150,8 @@ def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric) -> Prepared
         table = open_data(settings.data, settings)
         balanced = settings.class_weights or settings.balanced_sampling
         check_method_fits(settings.method, table.multilabel, balanced)  # before anything is decoded
+        known = DecisionRule(weights=(1.0,) * table.num_classes)  # the class frequencies are not known yet
+        make_rule(table.classes, table.multilabel, known, settings.decision, settings.cost)
         if run.split.exists():
             splits = read_split(run.split, table)
         else:

@@ -20,6 +20,7 @@ NOTICE = (
     "decide about anyone's care."
 )
 LEVELS = ((0.95, "Very sure"), (0.75, "Fairly sure"), (0.5, "Not very sure"), (0.0, "Unsure"))
+RULE_WORDS = {"balanced": "because rare classes count as much as common ones", "costs": "by the costs of errors"}
 MIN_IMAGES = 20  # held-out images that an error rate must be based on
 
 
@@ -66,7 +67,8 @@ class Seen(BaseModel):
 class Answer(BaseModel):
     """Prediction for an image."""
 
-    label: str = Field(description="The most probable class; if multilabel, all of at least 0.5, joined by |.")
+    label: str = Field(description="The class by the decision rule; if multilabel, all of at least 0.5, joined by |.")
+    rule: str = Field(description="The decision rule: accuracy (the most probable class), balanced or costs.")
     confidence: float = Field(ge=0, le=1, description="Probability of the label; if multilabel, of the least sure one.")
     sureness: str = Field(description="The confidence in one or two words.")
     words: list[str] = Field(description="What the confidence means, in sentences.")
@@ -92,6 +94,7 @@ class ModelInfo(BaseModel):
     name: str
     classes: list[str]
     multilabel: bool = Field(description="Whether an image may have several labels.")
+    decision: str = Field(description="The decision rule: accuracy, balanced or costs.")
     calibrated: bool
     temperature: float | None
     backbone: str
@@ -121,6 +124,7 @@ def model_info(model: Model, settings: ServeSettings) -> ModelInfo:
         name=settings.name,
         classes=list(model.classes),
         multilabel=model.multilabel,
+        decision=model.rule.name,
         calibrated=model.temperature is not None,
         temperature=model.temperature,
         backbone=description.backbone,
@@ -150,6 +154,7 @@ def make_answer(
     ranked = prediction.top(len(model.classes))
     return Answer(
         label=prediction.label,
+        rule=prediction.rule,
         confidence=prediction.confidence,
         sureness=next(text for minimum, text in LEVELS if prediction.confidence >= minimum),
         words=explain_confidence(prediction, model.multilabel, model.temperature is not None, curve),
@@ -181,10 +186,12 @@ def explain_confidence(
             f"Closest call: {prediction.classes[k]} ({percent(float(p[k]))})."
         ]
     else:
-        (_, first), (name, probability) = prediction.top(2)
+        (top, first), (name, probability) = prediction.top(2)
         second = f"{name} ({percent(probability)})."
         sentences = [f"The second most probable class is {second}"]
-        if first < 0.5:
+        if prediction.label != top:
+            sentences = [f"Chosen {RULE_WORDS[prediction.rule]}; the most probable class is {top} ({percent(first)})."]
+        elif first < 0.5:
             advice = "A person should look at this image."
             sentences = [f"No class reaches 50%; the second most probable is {second} {advice}"]
     if not calibrated:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,16 +42,19 @@ def serve(
     data: str | None = None,
     device: str = "auto",
     engine: str = "auto",
+    decision: str | None = None,
+    cost: str | None = None,
 ) -> None:
     """Serve a run folder or an exported model until the process is stopped.
 
     A script must call it under ``if __name__ == "__main__"``, because it starts processes with multiprocessing.
     ``examples``: whether training images may be shown; ``data``: their location, if they have moved.
+    ``decision`` and ``cost``: the decision rule, as for ``cclnet.load``.
     """
     settings = replace(settings, token=check_token(settings.token, settings.host, settings.allowed_hosts))
     with listen(settings.host, port) as listening:
         start_fork_server()  # it imports while the model is loaded
-        model = load_to_serve(run, device, engine)
+        model = load_to_serve(run, device, engine, decision=decision, cost=cost)
         pictures, note = read_examples(model.folder, model.classes, model.multilabel, data) if examples else ({}, "")
         kept_in = make_folder(settings.kept_in).resolve() if settings.kept_in else None
         settings = replace(settings, name=model.folder.resolve().name, kept_in=kept_in, examples=pictures)
@@ -107,19 +111,19 @@ def make_server(app: ASGIApp, seconds: float = Limits.seconds) -> uvicorn.Server
     return uvicorn.Server(config)
 
 
-def load_to_serve(run: str | Path, device: str, engine: str) -> Model:
+def load_to_serve(run: str | Path, device: str, engine: str, **options: Any) -> Model:
     """Load the model in the faster engine: torch on a GPU, ONNX Runtime on a CPU.
 
     With ``engine="auto"`` a network whose heat maps only torch can compute stays in torch. Batches that run at once
-    share the cores.
+    share the cores. ``options`` as for ``load``.
     """
     threads = max(1, available_cores() // PARALLEL_BATCHES)
     if engine != "auto":
-        return load(run, device, engine, threads)
-    model = load(run, device, threads=threads)
+        return load(run, device, engine, threads, **options)
+    model = load(run, device, threads=threads, **options)
     if model.engine == "onnx" or model.device != "cpu" or not can_convert():
         return model
-    converted = load(run, device, "onnx", threads)
+    converted = load(run, device, "onnx", threads, **options)
     return converted if converted.has_maps or not model.has_maps else model
 
 

@@ -21,6 +21,7 @@ from cclnet.deploy.serve.answers import Answer, make_answer
 from cclnet.deploy.serve.decoding import DecoderPool, DecodingSettings
 from cclnet.deploy.serve.guard import ServeSettings, busy, read_body
 from cclnet.errors import InputError
+from cclnet.runs.decision_rule import decide
 from cclnet.runs.model import AbstentionCurve
 
 Item = TypeVar("Item")
@@ -177,7 +178,8 @@ class Service:
             self.metrics.decoding_seconds.observe(time.perf_counter() - start)
         item = (upload.pixels, explain and self.model.has_maps)
         probabilities, heat = await self.batcher.submit(item, limits.seconds)
-        self.metrics.predictions.labels(self.model.classes[int(probabilities.argmax())]).inc()
+        chosen = decide(probabilities[None], self.model.rule)[0]
+        self.metrics.predictions.labels(self.model.classes[int(chosen)]).inc()
         name = self.settings.name
         return await asyncio.to_thread(make_answer, name, self.model, upload, probabilities, heat, self.curve)
 

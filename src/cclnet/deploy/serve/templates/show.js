@@ -27,7 +27,7 @@ export async function show(answer, name) {
   shown = { answer, name };
   result.hidden = false;
   showVerdict(answer);
-  showBars(answer.probabilities);
+  showBars(answer);
   await showImage(answer);
   await showSimilar(answer);
 }
@@ -42,32 +42,33 @@ function showVerdict(answer) {
   document.getElementById("sureness").textContent = answer.sureness;
   const prediction = document.getElementById("prediction");
   prediction.textContent = labels(answer);
-  if (!several) prediction.append(" ", element("small", percent(answer.probabilities[0].probability)));
+  if (!several) prediction.append(" ", element("small", percent(answer.confidence)));
   prediction.closest(".verdict").classList.toggle("unsure", answer.confidence < 0.5);
   document.getElementById("explanation").replaceChildren(...answer.words.map((line) => element("p", line)));
 }
 
-function showBars(probabilities) {
-  const shares = probabilities.map((one) => [one.name, one.probability]);
-  const parts = [barTable("Probability of each class", shares.slice(0, MOST_BARS))];
+function showBars(answer) {
+  const shares = answer.probabilities.map((one) => [one.name, one.probability]);
+  const chosen = answer.label.split("|");
+  const parts = [barTable("Probability of each class", shares.slice(0, MOST_BARS), chosen)];
   if (shares.length > MOST_BARS) {
     const rest = document.createElement("details");
     rest.append(element("summary", `The other ${shares.length - MOST_BARS} classes`));
-    rest.append(barTable("Probability of the other classes", shares.slice(MOST_BARS), false));
+    rest.append(barTable("Probability of the other classes", shares.slice(MOST_BARS), chosen));
     parts.push(rest);
   }
   document.getElementById("bars").replaceChildren(...parts);
 }
 
-function barTable(title, shares, withFirst = true) {
+function barTable(title, shares, chosen) {
   const table = element("table", "", "bars");
   const longest = Math.max(...shares.map(([name]) => name.length));
   table.style.setProperty("--name", `${Math.min(Math.max(longest + 1, 3), 17)}ch`);
   const caption = document.createElement("caption");
   caption.append(element("span", title));
   const body = document.createElement("tbody");
-  shares.forEach(([name, share], row) => {
-    const line = element("tr", "", withFirst && row === 0 ? "first" : "");
+  shares.forEach(([name, share]) => {
+    const line = element("tr", "", chosen.includes(name) ? "first" : "");
     const head = element("th", name);
     head.scope = "row";
     const cell = element("td", "", "bar");
@@ -110,9 +111,10 @@ function applyStrength() {
 
 // Shows the predicted class and the most similar classes, with example images if they may be shown.
 async function showSimilar(answer) {
-  const first = answer.probabilities[0].name;
+  const several = answer.label.split("|").length > 1 || answer.label === "";
+  const first = several ? answer.probabilities[0].name : answer.label;
   const soft = answer.similar.length > 0;
-  const others = soft ? answer.similar : answer.probabilities.slice(1, 3).map((one) => ({ name: one.name, weight: null }));
+  const others = soft ? answer.similar : answer.probabilities.filter((one) => one.name !== first).slice(0, 2).map((one) => ({ name: one.name, weight: null }));
   const withPictures = Boolean(main.dataset.examples);
   document.getElementById("similar").hidden = !soft && !withPictures;
   document.getElementById("similar-title").textContent = soft ? `Classes most easily confused with ${first}` : "Examples of the most probable classes";
