@@ -43,10 +43,11 @@ def test_the_whole_dict(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [m.name for m in compared.metrics] == [
         "accuracy", "balanced_accuracy", "macro_f1", "kappa", "macro_jaccard", "macro_auroc",
-        "mean_average_precision", "nll", "brier", "ece", "nll_calibrated", "ece_calibrated",
+        "mean_average_precision", "nll", "brier", "ece", "aurc", "nll_calibrated", "ece_calibrated",
+        *(f"auroc:{name}" for name in compared.classes),
     ]  # fmt: skip
     lower = [m.name for m in compared.metrics if not m.higher_is_better]
-    assert lower == ["nll", "brier", "ece", "nll_calibrated", "ece_calibrated"]
+    assert lower == ["nll", "brier", "ece", "aurc", "nll_calibrated", "ece_calibrated"]
     assert [m.name for m in compared.methods] == ["ccl", "hard"]
     assert [run.seed for run in compared.methods[0].runs] == [0, 1, 2, 3, 4]
     (found,) = compared.comparisons
@@ -73,6 +74,10 @@ def test_values_are_those_of_evaluate_and_differences_follow(tmp_path: Path) -> 
         mean = compared.methods[0].scores[name]
         assert mean.mean == pytest.approx(np.mean(values[:5])) and mean.sd == pytest.approx(np.std(values[:5], ddof=1))
         assert mean.low < mean.mean < mean.high
+    for k, of_class in enumerate(compared.classes):
+        values = [j.per_class[k].scores["auroc"].value for j in scores]
+        ours = [m.scores[f"auroc:{of_class}"].values for m in compared.methods]
+        assert [*ours[0], *ours[1]] == pytest.approx(values, abs=1e-12)
 
 
 def test_a_large_difference_is_found_and_said_in_words(tmp_path: Path) -> None:

@@ -64,12 +64,12 @@ def test_every_metric_is_described(task: str) -> None:
 
 def test_what_is_compared() -> None:
     single, multi = ([metric.name for metric in compared_metrics(task)] for task in BOTH)
-    calibration = ["nll", "brier", "ece", "nll_calibrated", "ece_calibrated"]
+    calibration = ["nll", "brier", "ece", "aurc", "nll_calibrated", "ece_calibrated"]
     assert single == ["accuracy", "balanced_accuracy", "macro_f1", "kappa", "macro_jaccard", "macro_auroc",
-                      "mean_average_precision", *calibration]  # fmt: skip
+                      "mean_average_precision", *calibration, "auroc"]  # fmt: skip
     assert multi[0] == "mean_average_precision"  # the primary metric
     assert set(multi) == {"mean_average_precision", "macro_auroc", "macro_f1", "micro_f1", "subset_accuracy",
-                          "hamming_loss", *calibration}  # fmt: skip
+                          "hamming_loss", *calibration, "auroc"}  # fmt: skip
     lower = {metric.name for metric in compared_metrics("multi-label") if not metric.higher_is_better}
     assert lower == {*calibration, "hamming_loss"}
     own_units = {metric.name for metric in compared_metrics("single-label") if metric.unit == "own"}

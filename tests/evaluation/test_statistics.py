@@ -197,3 +197,14 @@ def test_equal_methods_are_rarely_told_apart_and_unequal_ones_mostly_are() -> No
     rng = np.random.default_rng(0)
     assert sum(found(0.0, rng) for _ in range(60)) <= 5  # more than that at a level of .05 has probability .03
     assert sum(found(0.25, rng) for _ in range(20)) >= 15
+
+
+@pytest.mark.parametrize("freedom", [2, 4, 9, 200])
+def test_the_detectable_difference_is_found_in_four_of_five_cases(freedom: int) -> None:
+    """Against the noncentral t distribution, for one source of spread."""
+    variance = 0.3
+    found = statistics.detectable([Spread(variance, freedom)])
+    power = stats.nct.sf(stats.t.ppf(0.975, freedom), freedom, found / math.sqrt(variance))
+    assert power == pytest.approx(0.8, abs=0.04)  # the sum of two quantiles is an approximation
+    assert statistics.detectable([Spread(variance, freedom), Spread(0.1, 50)]) > found
+    assert math.isnan(statistics.detectable([Spread(math.nan, 0)]))

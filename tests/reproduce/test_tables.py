@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from scipy import stats
 from typer.testing import CliRunner
 
 from cclnet import InputError
@@ -19,14 +20,16 @@ from cclnet.cli import app
 from cclnet.evaluation.compare import Comparison, verdict
 from cclnet.reproduce import seeds as seeds_module
 from cclnet.reproduce.experiments import BACKBONES, NO_FREEZE_RATES, TABLE2, PaperCell, no_freeze, published
-from cclnet.reproduce.seeds import PaperResult, SeedStatistics, read_results, seeds_of
+from cclnet.reproduce.seeds import PaperResult, SeedStatistics, correct_together, read_results, seeds_of
 from cclnet.reproduce.tables import (
     NOT_RUN,
+    OUR_SCORES,
     Grid,
     check_has_results,
     cost_grid,
     fill_markers,
     rivals_grid,
+    seed_variance,
     table1_grid,
     table1_rows,
     table2_grid,
@@ -68,7 +71,11 @@ def test_one_seed_beside_the_paper(results: list[PaperResult], seeds: SeedStatis
     paper = published("resnet18", "lsr-u5")["accuracy"]
     assert cell["Seeds"] == ("1",)
     assert cell["Accuracy"][:2] == ("0.800", "paper 0.844")
-    assert cell["Accuracy"][2] == f"−0.044 [{own['low'] - paper:+.3f}, {own['high'] - paper:+.3f}]".replace("-", "−")
+    pooled = seed_variance(results, seeds)["accuracy"]
+    between = stats.t.ppf(0.975, pooled.freedom) * math.sqrt(pooled.variance)
+    low = own["value"] - math.hypot(own["value"] - own["low"], between) - paper
+    high = min(own["value"] + math.hypot(own["high"] - own["value"], between), 1) - paper
+    assert cell["Accuracy"][2] == f"−0.044 [{low:+.3f}, {high:+.3f}]".replace("-", "−")
     assert cell["Balanced accuracy"][0] == "0.800" and "paper" not in " ".join(cell["Balanced accuracy"])
     assert "Evaluated on 60 images of 30 lesions." in grid.caption
 
@@ -115,6 +122,7 @@ def test_the_rate_of_the_head(results: list[PaperResult], seeds: SeedStatistics)
 def test_rivals_are_compared_over_the_seeds_that_all_have(results: list[PaperResult], seeds: SeedStatistics) -> None:
     grid = rivals_grid(results, seeds)
     assert [r[2][0] for r in grid.rows] == ["CCL-Net − Baseline", "CCL-Net − LSR-u5", "Baseline − LSR-u5"]
+    assert grid.rows[0][4][-1].startswith("detectable ")
     first = row(grid, "the paper's split", "ResNet-18", "CCL-Net − Baseline")
     assert first["Seeds"] == ("1",)  # uniform smoothing has one seed
     assert first["Accuracy"][0] == "+15.0" and first["In words"][0].startswith("One seed each")
@@ -148,11 +156,35 @@ def test_a_difference_reads_the_same_in_its_field_and_in_its_words(
     grid = rivals_grid(results, SeedStatistics(tmp_path))  # as it was kept
     for cell in (dict(zip(grid.columns, own, strict=True)) for own in grid.rows):
         assert cell["Accuracy"][:2] == ("0.0", "[−0.2, 0.0]")
-        assert "a minus b is 0.0 points [-0.2, 0.0]" in cell["In words"][0]
+        assert f"{cell['Pair'][0].replace('−', 'minus')} is 0.0 points [-0.2, 0.0]" in cell["In words"][0]
 
 
-def test_intervals_are_said_to_be_over_lesions(results: list[PaperResult], seeds: SeedStatistics) -> None:
-    assert "(over seeds and lesions; for one seed over lesions)" in table1_grid(results, seeds).caption
+def test_captions_say_what_intervals_are_over(results: list[PaperResult], seeds: SeedStatistics) -> None:
+    caption = table1_grid(results, seeds).caption
+    assert "over seeds and lesions" in caption and "2 degrees of freedom" in caption
+    one_each = [r for r in results if r.cell.seed == 0]
+    assert "conditional on that seed" in table1_grid(one_each, seeds).caption
+
+
+def test_the_pooled_variance_is_that_within_cells(results: list[PaperResult], seeds: SeedStatistics) -> None:
+    own = [[0.8, 0.7], [r.value("accuracy") for r in seeds_of(results, PaperCell())]]
+    pooled = seed_variance(results, seeds)["accuracy"]
+    assert pooled.freedom == 2
+    assert pooled.variance == pytest.approx(np.mean([np.var(values, ddof=1) for values in own]), abs=1e-6)
+
+
+def test_holm_is_over_all_pairs_of_a_table() -> None:
+    def pair(p: float, seeds: int) -> dict[str, Any]:
+        test = {"difference": 0.02, "low": 0.01, "high": 0.03, "p": p, "p_holm": p, "evidence": True, "better": "a",
+                "seed_differences": None, "detectable": 0.01, "verdict": ""}  # fmt: skip
+        return {"a": "x", "b": "y", "seeds": {"a": seeds, "b": seeds, "paired": True}, "metrics": {"accuracy": test}}
+
+    tests = [found["metrics"]["accuracy"] for found in correct_together([pair(0.01, 5), pair(0.03, 5), pair(0.001, 1)])]
+    assert [test["p_holm"] for test in tests] == pytest.approx([0.02, 0.03, 0.003])
+    assert [test["evidence"] for test in tests] == [True, True, False]  # one seed is no evidence about a method
+    tests = [found["metrics"]["accuracy"] for found in correct_together([pair(0.03, 5)] * 2)]
+    assert not any(test["evidence"] or test["better"] for test in tests)
+    assert "once corrected" in tests[0]["verdict"]
 
 
 def test_statistics_are_kept_until_predictions_change(results: list[PaperResult], tmp_path: Path) -> None:
@@ -169,7 +201,7 @@ def test_statistics_are_kept_until_predictions_change(results: list[PaperResult]
 
 def test_lines_for_a_spreadsheet(results: list[PaperResult], seeds: SeedStatistics) -> None:
     rows = table1_rows(results, seeds)
-    assert len(rows) == 2 * 18 * 7
+    assert len(rows) == 2 * 18 * len(OUR_SCORES)
     found = next(
         r
         for r in rows
@@ -205,7 +237,7 @@ def test_every_table_in_every_form(written: Path) -> None:
     assert not re.search(r"(src|href)=[\"']?https?:", page) and "<script" not in page
     assert "| ResNet-18 | CCL-Net | 1 | 1.000<br>paper 0.850<br>" in (written / "table1.md").read_text()
     frame = pd.read_csv(written / "table1.csv")
-    assert len(frame) == 2 * 18 * 7 and set(frame["state"]) == {"run", "not run"}
+    assert len(frame) == 2 * 18 * len(OUR_SCORES) and set(frame["state"]) == {"run", "not run"}
     assert len(pd.read_csv(written / "table2.csv")) == 6
     assert (written / "table2.html").read_text().count("data:image/png;base64,") == 4
 

@@ -37,6 +37,8 @@ from cclnet.settings import read_settings
 Task = str  # "single-label" or "multi-label"
 BOTH: tuple[Task, ...] = ("single-label", "multi-label")
 AFTER = "_calibrated"  # ends the name of a metric after temperature scaling
+OF_CLASS = ":"  # between the name of a metric and the class that it is about, in comparisons
+MAX_COMPARED_CLASSES = 12
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class Metric:
     # Of a proportion, the number of units (per_class: [K]) that it is computed from. At 0 or 1 it then has the exact
     # binomial interval.
     trials: Callable[[Predictions, Units], int | Integers] | None = None
-    compared: bool = True  # whether runs are compared by it
+    compared: bool = True  # whether runs are compared by it; of metrics per class only those with compared_per_class
+    compared_per_class: bool = False  # whether runs are compared by it class by class
     compared_after: bool = False  # whether they are also compared by it after temperature scaling
     headline: tuple[Task, ...] = BOTH  # tasks in which it is shown where space is short (tiles, terminal, sweeps)
     primary: tuple[Task, ...] = ()  # tasks in which it comes first and overall verdicts are about it
@@ -117,6 +120,10 @@ def find(name: str) -> Metric:
     """
     if name in _registry:
         return _registry[name]
+    base, _, of_class = name.partition(OF_CLASS)
+    if of_class and base in _registry:
+        own = _registry[base]
+        return replace(own, name=name, title=f"{own.title} of {of_class}", short=f"{own.short} of {of_class}")
     plain = name.removesuffix(AFTER)
     if plain in _registry and _registry[plain].calibration:
         return _registry[plain].after_temperature()
@@ -142,10 +149,20 @@ def calibration_metrics(task: Task) -> list[Metric]:
 
 
 def compared_metrics(task: Task) -> list[Metric]:
-    """What runs are compared by: overall, then calibration, then after temperature scaling."""
+    """What runs are compared by: overall, then calibration, then after temperature scaling, then class by class."""
     before = calibration_metrics(task)
     after = [metric.after_temperature() for metric in before]
-    return [metric for metric in (*overall_metrics(task), *before, *after) if metric.compared]
+    per_class = [metric for metric in metrics_for(task) if metric.compared_per_class]
+    return [metric for metric in (*overall_metrics(task), *before, *after) if metric.compared] + per_class
+
+
+def names_of_classes(metric: Metric, classes: Sequence[str]) -> list[str]:
+    """The names by which runs are compared in a metric of classes; none with many classes, which would bury the rest.
+
+    >>> names_of_classes(find("auroc"), ["MEL", "NV"])
+    ['auroc:MEL', 'auroc:NV']
+    """
+    return [f"{metric.name}{OF_CLASS}{name}" for name in classes] if len(classes) <= MAX_COMPARED_CLASSES else []
 
 
 def headline_metrics(task: Task) -> list[Metric]:

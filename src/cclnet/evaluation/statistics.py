@@ -32,6 +32,7 @@ from cclnet.evaluation.bootstrap import LEVEL
 from cclnet.runs.predictions import Floats
 
 EXACT_SEEDS = 16  # up to 2^16 sign patterns are enumerated, beyond that 2^16 are sampled
+POWER = 0.8  # of the difference that a design can detect
 FEW_DISCORDANT = 25  # images, below which McNemar's test is exact
 
 
@@ -73,6 +74,16 @@ def reach(spreads: Sequence[Spread], level: float = LEVEL) -> float:
     if any(not s.freedom for s in spreads):
         return math.nan
     return math.sqrt(sum(float(stats.t.ppf((1 + level) / 2, s.freedom)) ** 2 * s.variance for s in spreads))
+
+
+def detectable(spreads: Sequence[Spread]) -> float:
+    """The smallest true difference that the test at 5% finds with probability ``POWER``: ``√(Σ t²_0.975 V) +
+    √(Σ t²_0.8 V)``. NaN if a spread is unknown.
+
+    >>> round(detectable([Spread(1.0, 1_000_000)]), 2)  # one source, many degrees of freedom: 1.96 + 0.84
+    2.8
+    """
+    return reach(spreads) + reach(spreads, 2 * POWER - 1)
 
 
 def p_value(difference: float, spreads: Sequence[Spread]) -> float:

@@ -7,12 +7,16 @@ the results, each with the fingerprints of its predictions, and computed again w
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cclnet.evaluation.compare import Comparison, compare
+from cclnet.evaluation import statistics
+from cclnet.evaluation.compare import Comparison, MetricTest, PercentileTest, compare, decide, verdict
+from cclnet.evaluation.metrics import find
+from cclnet.evaluation.statistics import Spread
 from cclnet.files import read_json_bz2, write_json_bz2
 from cclnet.reproduce.experiments import METHODS, PAPER_SCORES, PaperCell
 from cclnet.runs.kept_result import KeptResult
@@ -20,10 +24,13 @@ from cclnet.schema import to_plain
 from cclnet.sweep import results as kept_results
 from cclnet.sweep.results import rounded
 
-RULES = 3  # version of the evaluation: raise it when the same predictions get other statistics
-METRICS = (*PAPER_SCORES, "balanced_accuracy", "nll", "ece", "ece_calibrated")
+RULES = 4  # version of the evaluation: raise it when the same predictions get other statistics
+RANKING = ("macro_auroc", "auroc:MEL", "aurc")  # MEL: melanoma, the class that matters most on ISIC 2018
+METRICS = (*PAPER_SCORES, "balanced_accuracy", *RANKING, "nll", "ece", "ece_calibrated")
+RIVALS = ("ccl", "hard", "lsr-u1", "lsr-u5")
+FEW = 3  # a cell with fewer seeds takes the seed variance of its table
 SHOWN = ("difference", "low", "high")  # not rounded here: rounding twice could contradict the verdict
-TEST = (*SHOWN, "p", "p_holm", "evidence", "better", "seed_differences", "verdict")
+TEST = (*SHOWN, "p", "p_holm", "evidence", "better", "seed_differences", "detectable", "verdict")
 
 
 class PaperResult(KeptResult):
@@ -59,20 +66,41 @@ class SeedStatistics:
         self.cached: dict[str, Any] = read_json_bz2(self.path) if self.path.exists() else {}
         self._used: dict[str, Any] = {}
 
-    def mean(self, results: Sequence[PaperResult]) -> dict[str, dict[str, Any]]:
-        """For each score of one cell: mean, sd, and the interval over seeds and lesions (one seed: over lesions)."""
-        if len(results) == 1:
-            return {
-                name: {"mean": s["value"], "sd": None, "low": s["low"], "high": s["high"], "values": [s["value"]]}
-                for name, s in results[0].scores.items()
-            }
+    def mean(
+        self, results: Sequence[PaperResult], pooled: Mapping[str, Spread] | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """For each score of one cell: mean, sd, and the interval over seeds and lesions.
+
+        One seed has no variance of its own, and that of two is hardly known. With ``pooled`` (see
+        :meth:`pooled_variance`) fewer than three seeds take that variance; without it, the interval of one seed is over
+        lesions only.
+        """
         key = f"mean of {results[0].path.stem.rpartition('-seed')[0]}"
-        return self._cached(key, results, lambda: _mean(results))
+        if len(results) > 1:
+            own = self._cached(key, results, lambda: _mean(results))
+        elif results[0].predictions.exists():
+            own = self._cached(f"{key}, seed {results[0].cell.seed} alone", results, lambda: _mean(results))
+        else:
+            own = _kept_scores(results[0])
+        if len(results) >= FEW or not pooled:
+            return own
+        alone = [self.mean([result]) for result in results] if len(results) > 1 else [own]
+        return {n: _widened(n, s, [run[n] for run in alone], pooled[n]) if n in pooled else s for n, s in own.items()}
+
+    def pooled_variance(self, cells: Sequence[Sequence[PaperResult]]) -> dict[str, Spread]:
+        """For each score the variance between the seeds of one cell, pooled over the cells with several seeds."""
+        found: dict[str, Spread] = {}
+        several = [(len(own) - 1, self.mean(own)) for own in cells if len(own) > 1]
+        for name in METRICS:
+            known = [(freedom, m[name]["sd"] ** 2) for freedom, m in several if m[name]["sd"] is not None]
+            if freedom := sum(own for own, _ in known):
+                found[name] = Spread(sum(own * variance for own, variance in known) / freedom, freedom)
+        return found
 
     def compare_all(self, results: Sequence[PaperResult]) -> dict[str, Any] | None:
-        """CCL-Net, hard labels and uniform smoothing of one backbone and split in pairs, over the seeds that all of
-        them have; None if CCL-Net or both others are missing."""
-        of_method = {m: {r.cell.seed: r for r in results if r.cell.method == m} for m in ("ccl", "hard", "lsr-u5")}
+        """CCL-Net, hard labels and uniform smoothing (LSR-u1, LSR-u5) of one backbone and split in pairs, over the
+        seeds that all of them have; None if CCL-Net or all others are missing."""
+        of_method = {m: {r.cell.seed: r for r in results if r.cell.method == m} for m in RIVALS}
         of_method = {m: runs for m, runs in of_method.items() if runs}
         seeds = sorted(set.intersection(*map(set, of_method.values()))) if of_method else []
         if "ccl" not in of_method or len(of_method) < 2 or not seeds:
@@ -123,6 +151,49 @@ def _mean(results: Sequence[PaperResult]) -> dict[str, Any]:
     scores = to_plain(_compare({"cell": results}).methods[0].scores)
     undefined = {"mean": None, "sd": None, "low": None, "high": None, "values": [None] * len(results)}
     return {name: rounded(scores.get(name, undefined)) for name in METRICS}  # without temperature nothing after it
+
+
+def _kept_scores(result: PaperResult) -> dict[str, Any]:
+    """The scores of a run whose predictions were not kept."""
+    undefined = {"value": None, "low": None, "high": None}
+    kept = {name: result.scores.get(name, undefined) for name in METRICS}
+    return {
+        name: {"mean": s["value"], "sd": None, "low": s["low"], "high": s["high"], "values": [s["value"]]}
+        for name, s in kept.items()
+    }
+
+
+def _widened(name: str, score: Mapping[str, Any], alone: Sequence[Mapping[str, Any]], seeds: Spread) -> dict[str, Any]:
+    """A score of few seeds with the interval over lesions (the mean of those of single runs) and the pooled seed
+    variance, added in quadrature."""
+    if any(run["low"] is None or run["high"] is None for run in alone):
+        return dict(score)
+    between = statistics.reach([Spread(seeds.variance / len(alone), seeds.freedom)])
+    below, above = (sum(abs(run["mean"] - run[end]) for run in alone) / len(alone) for end in ("low", "high"))
+    least, most = find(name).bounds_for("single-label")
+    low, high = score["mean"] - math.hypot(below, between), score["mean"] + math.hypot(above, between)
+    return {**score, "low": round(max(low, least), 6), "high": round(min(high, most), 6)}
+
+
+def correct_together(pairs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The pairs of one table with Holm's correction over all of them, metric by metric, and verdicts that follow it."""
+    corrected: list[dict[str, Any]] = [{**pair, "metrics": {}} for pair in pairs]
+    for name in METRICS:
+        own = [(pair, new) for pair, new in zip(pairs, corrected, strict=True) if name in pair["metrics"]]
+        p_values = [math.nan if (p := pair["metrics"][name]["p"]) is None else p for pair, _ in own]
+        for (pair, new), p in zip(own, statistics.holm(p_values), strict=True):
+            test = {**pair["metrics"][name], "p_holm": None if math.isnan(p) else p}
+            new["metrics"][name] = decided(name, pair, test)
+    return corrected
+
+
+def decided(name: str, pair: Mapping[str, Any], test: dict[str, Any]) -> dict[str, Any]:
+    """The test with evidence, the better method and the verdict as its corrected p has them."""
+    unknown: dict[str, Any] = {"effect_size": None, "bootstrap": PercentileTest(None, None, None), "permutation": None}
+    seeds = (pair["seeds"]["a"], pair["seeds"]["b"])
+    found = decide(name, MetricTest(**{**unknown, **test, "verdict": ""}), seeds)
+    words = verdict(name, pair["a"], pair["b"], found, seeds)
+    return {**test, "evidence": found.evidence, "better": found.better, "verdict": words}
 
 
 def _pairs(comparison: Comparison) -> dict[str, Any]:
