@@ -21,6 +21,7 @@ from scipy.stats import spearmanr
 
 from cclnet.evaluation.similarity import (
     agreement,
+    agreement_p,
     inverse_frequency,
     inverse_frequency_agreement,
     mean_confusion,
@@ -30,7 +31,7 @@ from cclnet.files import make_folder
 from cclnet.report.text import NONE
 from cclnet.reproduce.experiments import BACKBONES, COMPARED
 from cclnet.reproduce.paper_figures import save_picture
-from cclnet.reproduce.seeds import PaperResult, SeedStatistics, read_results, seeds_of
+from cclnet.reproduce.seeds import RANKING, PaperResult, SeedStatistics, read_results, seeds_of
 from cclnet.reproduce.tables import (
     HEADS,
     NOT_RUN,
@@ -53,7 +54,7 @@ from similarity_cells import CANDIDATES, ROWS, TUNING, USES, row_cell, uses
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCORED = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "ece", "ece_calibrated")
+SCORED = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", *RANKING, "ece", "ece_calibrated")
 CHOSEN_BY = ("balanced_accuracy", "accuracy", "kappa")
 UNCHANGED = "unchanged"
 REFERENCE_COLOUR, FREQUENCY_COLOUR = "#31688e", "#b5523b"
@@ -108,7 +109,8 @@ def structure_grid(results: Sequence[PaperResult]) -> Grid:
         "unseen lesions), with the confusions of hard labels after prior correction, and with inverse class frequency; "
         "partial correlation with the reference given inverse class frequency; correlation of the diagonal with class "
         "size. The correlation with inverse class frequency uses all digits of a matrix, the others the digits that "
-        "were kept, where small entries can be equal. Mean over seeds, each seed below."
+        "were kept, where small entries can be equal. Mean over seeds, each seed below; p: the largest over seeds, by "
+        "exact permutation of the classes (of 5,040 relabellings, those that correlate at least as strongly)."
     )
     return Grid(
         "What the soft labels follow",
@@ -159,15 +161,24 @@ def _structure_fields(own: Sequence[PaperResult], measured: References | None) -
     between = [agreement(a, b) for a, b in itertools.combinations(matrices, 2)]
     given = [] if balanced is None else [partial_agreement(m, balanced, inverse_frequency(counts)) for m in matrices]
     return [
-        _mean([] if balanced is None else [agreement(m, balanced) for m in matrices]),
-        _mean([] if corrected is None else [agreement(m, corrected) for m in matrices]),
-        _mean([result.inverse_frequency_agreement for result in own]),
+        _agreements(matrices, balanced),
+        _agreements(matrices, corrected),
+        (*_mean([result.inverse_frequency_agreement for result in own]), _p(matrices, inverse_frequency(counts))),
         _mean(given),
         _mean([result.final_softness for result in own]),
         _mean(sizes),
         (number(statistics.mean(between), 2) if between else NONE,),
         (", ".join(str(result.freeze_epoch or "never") for result in own),),
     ]
+
+
+def _agreements(matrices: Sequence[Floats], other: Floats | None) -> Lines:
+    return (NONE,) if other is None else (*_mean([agreement(m, other) for m in matrices]), _p(matrices, other))
+
+
+def _p(matrices: Sequence[Floats], other: Floats) -> str:
+    """The largest p over the seeds."""
+    return f"p {max(agreement_p(matrix, other) for matrix in matrices):.2g}"
 
 
 def _mean(values: Sequence[float | None]) -> Lines:
@@ -211,7 +222,7 @@ def scores_pairs_grid(results: Sequence[PaperResult], seeds: SeedStatistics) -> 
 
 
 def pairs_grid(title: str, caption: str, pairs: Sequence[tuple[str, Mapping[str, Any]]]) -> Grid:
-    names = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "ece_calibrated")
+    names = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", *RANKING, "ece_calibrated")
     rows = [((backbone,), *pair_fields(pair, names)) for backbone, pair in pairs]
     columns = ("Backbone", "Pair", "Seeds", *(HEADS[name] for name in names), "In words")
     empty: tuple[Lines, ...] = ((NONE,), (NOT_RUN,), *(((NONE,),) * (len(columns) - 2)))

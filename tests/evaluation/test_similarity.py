@@ -129,3 +129,22 @@ def test_agreement_beside_a_third_is_that_of_what_the_third_does_not_explain(see
     assert similarity.partial_agreement(a, b, third) == pytest.approx(np.corrcoef(*left)[0, 1])
     assert math.isnan(similarity.partial_agreement(a, third, third))
     assert math.isnan(similarity.partial_agreement(np.ones((6, 6)), b, third))
+
+
+def test_p_of_an_agreement_is_the_share_of_relabellings() -> None:
+    """Against a loop over all permutations with scipy's correlation; a monotone change of a matrix changes nothing."""
+    rng = np.random.default_rng(3)
+    a, b = rng.random((5, 5)), rng.random((5, 5))
+    b = (b + b.T) / 2 + 0.5 * a
+    strengths = [abs(similarity.agreement(a, b[np.ix_(order, order)])) for order in itertools.permutations(range(5))]
+    expected = np.mean([s >= strengths[0] - 1e-9 for s in strengths])
+    assert similarity.agreement_p(a, b) == pytest.approx(expected)
+    assert similarity.agreement_p(np.exp(a), b) == pytest.approx(expected)
+    assert math.isnan(similarity.agreement_p(a, np.ones((5, 5))))
+
+
+def test_p_of_many_classes_is_sampled() -> None:
+    line = -np.abs(np.subtract.outer(np.arange(9.0), np.arange(9.0)))
+    assert similarity.agreement_p(line, line) < 0.005
+    noise = np.random.default_rng(0).random((9, 9))
+    assert similarity.agreement_p(line, noise) > 0.05

@@ -9,7 +9,8 @@ import pytest
 
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.reproduce.seeds import SeedStatistics, read_results
-from cclnet.reproduce.tables import fill_markers, markdown, paper_blocks, paper_grids
+from cclnet.reproduce.tables import fill_markers, markdown, paper_grids
+from cclnet.reproduce.verdict import paper_blocks
 from cclnet.runs.kept_result import predictions_path
 
 ROOT = Path(__file__).parents[2]

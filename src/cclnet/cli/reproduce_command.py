@@ -10,7 +10,10 @@ from rich.console import Console
 
 from cclnet.cli import Accelerator, parse_list, parse_seeds
 
-WHAT = "all: all that docs/reproduce.md reports, with its seeds and splits; or table1, table2, figures."
+WHAT = (
+    "all: all that docs/reproduce.md reports, with its seeds and splits; or table1, table2, figures. verify: recompute "
+    "every figure of --results from the kept predictions."
+)
 ONLY = "Runs by name, in this order: 'paper-resnet18-*,*-ccl-seed1'. Default: all."
 
 
@@ -37,11 +40,15 @@ def reproduce(
 ) -> None:
     """Run the paper's experiments on ISIC 2018 and write its tables and figures next to the published numbers."""
     from cclnet.reproduce import experiments
-    from cclnet.reproduce.tables import check_has_results, paper_blocks, write_documents
+    from cclnet.reproduce.tables import check_has_results, write_documents
+    from cclnet.reproduce.verdict import paper_blocks
     from cclnet.sweep.cells import parse_shard
 
     folder = results or out / "results"
     console = Console()
+    if "verify" in what:
+        verify_results(what, folder, documents, console)
+        return
     failed = False
     if tables_only:
         experiments.print_pages(experiments.write_again(what, split, folder), console)
@@ -70,4 +77,21 @@ def reproduce(
         check_has_results(folder)
         write_documents(Path(), paper_blocks(folder))
     if failed:
+        raise typer.Exit(1)
+
+
+def verify_results(what: list[str], results: Path, documents: bool, console: Console) -> None:
+    """Print how many figures agree, and every one that does not; exit code 1 if any."""
+    from cclnet.errors import InputError
+    from cclnet.reproduce.tables import check_has_results
+    from cclnet.reproduce.verify import verify
+
+    if what != ["verify"]:
+        raise InputError("verify stands alone: it runs no experiment.")
+    check_has_results(results)
+    found = verify(results, Path() if documents else None)
+    for problem in found.problems:
+        console.print(problem, highlight=False, markup=False, soft_wrap=True)
+    console.print(found.in_words(), highlight=False)
+    if found.problems:
         raise typer.Exit(1)

@@ -6,6 +6,7 @@ ordered pairs, because matrices need not be symmetric; for symmetric ones it is 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -16,6 +17,8 @@ from scipy import stats
 from cclnet.errors import InputError
 from cclnet.runs.predictions import Floats
 from cclnet.runs.scores import ClassPair, ClassSoftLabel, SoftLabelSummary, UniformSmoothing, finite
+
+EXACT_CLASSES, PERMUTATIONS = 7, math.factorial(7)
 
 
 def off_diagonal(matrix: npt.ArrayLike) -> Floats:
@@ -44,6 +47,36 @@ def agreement(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
     if len(first) < 2 or np.ptp(first) < 1e-9 or np.ptp(second) < 1e-9:
         return math.nan
     return float(stats.spearmanr(first, second).statistic)
+
+
+def agreement_p(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
+    """p of :func:`agreement`: the share of relabellings of the classes of ``b`` that agree with ``a`` at least as
+    strongly (in either direction), the observed one included.
+
+    Entries of a matrix are not independent, so the usual p of a rank correlation is too small. Exact up to seven
+    classes (5,040 permutations), else from 5,040 random ones. NaN where the agreement is undefined.
+
+    >>> line = np.abs(np.subtract.outer(np.arange(5), np.arange(5)))
+    >>> agreement_p(line, line)  # the order and its reverse, of 120 permutations
+    0.016666666666666666
+    """
+    first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    observed, size = agreement(first, second), len(second)
+    if math.isnan(observed):
+        return math.nan
+    if size <= EXACT_CLASSES:
+        orders = list(itertools.permutations(range(size)))
+    else:
+        rng = np.random.default_rng(0)
+        orders = [tuple(range(size)), *(tuple(rng.permutation(size)) for _ in range(PERMUTATIONS - 1))]
+    ours = stats.rankdata(off_diagonal(first))
+    theirs = stats.rankdata(off_diagonal(second))  # a relabelling permutes these ranks
+    ranks = np.zeros_like(second)
+    ranks[~np.eye(size, dtype=bool)] = theirs
+    mixed = np.stack([off_diagonal(ranks[np.ix_(order, order)]) for order in orders])
+    products = (mixed - mixed.mean(axis=1, keepdims=True)) @ (ours - ours.mean())
+    scale = math.sqrt(float(((ours - ours.mean()) ** 2).sum() * ((theirs - theirs.mean()) ** 2).sum()))
+    return float((np.abs(products) / scale >= abs(observed) - 1e-9).mean())
 
 
 def partial_agreement(a: npt.ArrayLike, b: npt.ArrayLike, control: npt.ArrayLike) -> float:

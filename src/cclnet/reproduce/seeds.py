@@ -64,7 +64,7 @@ class SeedStatistics:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "comparisons.json.bz2"
         self.cached: dict[str, Any] = read_json_bz2(self.path) if self.path.exists() else {}
-        self._used: dict[str, Any] = {}
+        self.used: dict[str, Any] = {}
 
     def mean(
         self, results: Sequence[PaperResult], pooled: Mapping[str, Spread] | None = None
@@ -123,8 +123,8 @@ class SeedStatistics:
 
     def write(self) -> None:
         """Write the cache, with the entries of other tables that are in it."""
-        if self._used:
-            write_json_bz2(self.path, dict(sorted((self.cached | self._used).items())))
+        if self.used:
+            write_json_bz2(self.path, dict(sorted((self.cached | self.used).items())))
 
     def _compared(
         self, key: str, groups: Mapping[str, Sequence[PaperResult]], reference: str | None = None
@@ -139,7 +139,7 @@ class SeedStatistics:
         entry = self.cached.get(key)
         if entry is None or entry["made_from"] != made_from:
             entry = {"made_from": made_from, "content": make()}
-        self._used[key] = entry
+        self.used[key] = entry
         return entry["content"]
 
 

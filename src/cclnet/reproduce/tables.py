@@ -191,12 +191,12 @@ def rivals_grid(results: Sequence[PaperResult], seeds: SeedStatistics) -> Grid:
 
 def pair_fields(pair: Mapping[str, Any], scores: Sequence[str]) -> tuple[Lines, ...]:
     """The two names, the number of seeds, the difference in each score, and the verdict on accuracy in words."""
-    fields = [_points(pair["metrics"][name]) if name in pair["metrics"] else (NONE,) for name in scores]
+    fields = [points_field(pair["metrics"][name]) if name in pair["metrics"] else (NONE,) for name in scores]
     verdict = pair["metrics"]["accuracy"]["verdict"]
     return ((f"{pair['a']} − {pair['b']}",), (str(pair["seeds"]["a"]),), *fields, (verdict,))
 
 
-def _points(test: Mapping[str, Any]) -> Lines:
+def points_field(test: Mapping[str, Any]) -> Lines:
     if test["difference"] is None:
         return (NONE,)
     ends = [signed_text(100 * test[end], 1) for end in ("low", "high") if test[end] is not None]
@@ -365,14 +365,6 @@ def fill_markers(text: str, blocks: Mapping[str, str], name: str = "the document
         filled = f"\n{block.strip()}\n"
         text = pattern.sub(lambda found, filled=filled: found[1] + filled + found[2], text)  # type: ignore[misc]
     return text
-
-
-def paper_blocks(results: Path) -> dict[str, dict[str, str]]:
-    """The generated blocks of each document, by document and marker."""
-    found, seeds = read_results(results), SeedStatistics(results)
-    blocks = {name: markdown(*content) for name, content in paper_grids(found, seeds).items()}
-    short = table1_grid(found, seeds, scores=("accuracy", "kappa"))
-    return {"docs/reproduce.md": {**blocks, "runs": runs_text(found)}, "README.md": {"table1": markdown(short)}}
 
 
 def write_documents(root: Path, blocks: Mapping[str, Mapping[str, str]]) -> None:

@@ -185,7 +185,7 @@ def _kept_result(
         split=to_plain(scores.split),
         intervals=to_plain(scores.intervals),
         leak=None if leak is None else {"images": leak.images, "share": leak.share, "in_words": leak.in_words},
-        scores=rounded(to_plain(_headline(scores))),
+        scores=rounded(to_plain(headline_scores(scores))),
         temperature=rounded(scores.calibration.temperature.value),
         classes=list(scores.classes),
         class_counts=list(model.class_counts or ()),
@@ -197,7 +197,7 @@ def _kept_result(
     )
 
 
-def _headline(scores: Scores) -> dict[str, Estimate]:
+def headline_scores(scores: Scores) -> dict[str, Estimate]:
     """The headline metrics; those of calibration before and after temperature scaling."""
     calibration, undefined = scores.calibration, Estimate(None, None, None)
     before = scores.overall | calibration.before.scores
