@@ -37,3 +37,10 @@ def test_the_hash_of_settings_changes_with_any_nested_value():
 
 def test_versions_name_python_cclnet_and_torch():
     assert {"python", "cclnet", "torch"} <= set(versions())
+
+
+def test_the_origin_of_a_result(monkeypatch):
+    monkeypatch.setenv(provenance.COMMIT_VARIABLE, "abc123-dirty")
+    found = provenance.origin()
+    assert found["commit"] == {"sha": "abc123", "clean": False} and found["versions"] == versions()
+    assert found["device"].startswith("CPU, ") and provenance.origin("NVIDIA H200")["device"] == "NVIDIA H200"

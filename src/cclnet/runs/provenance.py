@@ -56,6 +56,16 @@ def settings_hash(settings: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
+def origin(device: str = "") -> dict[str, Any]:
+    """What a result file says of its origin: the commit, the versions and the device; by default this machine's CPU."""
+    commit = source_commit()
+    return {
+        "commit": None if commit is None else {"sha": commit.sha, "clean": commit.clean},
+        "versions": versions(),
+        "device": device or f"CPU, {os.cpu_count()} cores",
+    }
+
+
 def versions() -> dict[str, str]:
     """Versions of Python, cclnet and the packages that decide a training run."""
     return {"python": platform.python_version()} | package_versions(PACKAGES)
