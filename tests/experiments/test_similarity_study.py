@@ -121,7 +121,7 @@ def test_tables(results: list[PaperResult], tmp_path: Path) -> None:
     )
     assert len(column(structure, "Reference given frequency", "CCL from centroids")) == 2
     assert column(structure, "Seeds agree", "CCL-Net") == ("1.00",)
-    assert len(column(structure, "Reference", "CCL-Net")) == 2  # the mean, and each seed
+    assert len(column(structure, "Reference", "CCL-Net")) == 3  # the mean, each seed, p
     scores = scores_grid(results, seeds)
     assert len(scores.rows) == len(ROWS) and column(scores, "Seeds", "Hard labels") == ("2",)
     assert column(scores, "Accuracy", "CCL from centroids")[0].startswith("0.942")
