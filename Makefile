@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DEV    := $(VENV)/.ready-dev
 
 .PHONY: run test lint types unit setup clean
 .DEFAULT_GOAL := help
@@ -12,28 +13,34 @@ READY  := $(VENV)/.ready
 help:
 	@sed -n 's/^#   //p' Makefile
 
-setup: $(READY)
+setup: $(DEV)
 
+# The package alone: what `cclnet train` and `cclnet evaluate` need.
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable .
 	touch $(READY)
+
+# With all extras and the tools of the tests.
+$(DEV): $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(DEV)
 
 run: $(READY)
 	$(BIN)/cclnet train
 
 test: lint types unit
 
-lint: $(READY)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	PYTHONPATH=src $(BIN)/lint-imports
 
-types: $(READY)
+types: $(DEV)
 	$(BIN)/mypy
 
-unit: $(READY)
+unit: $(DEV)
 	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 clean:
