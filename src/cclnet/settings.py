@@ -53,6 +53,30 @@ class DataOptions:
     image_folder: str = setting("", "Folder the names in a manifest are relative to. Default: its own folder.")
     strict: bool = setting(False, "Refuse images without a label and labels without an image.")
     follow_links: bool = setting(False, "Follow links that lead out of the data folder.")
+    group_regex: str = setting(
+        "", "Regular expression that finds the patient or lesion in an image name: 'person\\d+'. It gives the groups."
+    )
+    exclude: str | tuple[str, ...] = setting(
+        "", "Images to leave out: patterns of their names, separated by commas, such as '*_mask.png,bad/*'."
+    )
+    merge_labels: str = setting(
+        "", "Table of class names with the columns old and new: renames and merges classes; no new name leaves one out."
+    )
+    min_class_size: int = setting(0, "Leave out classes with fewer images.", low=0)
+    keep_masks: bool = setting(False, "Keep segmentation masks found among the images of class folders.")
+
+    def __post_init__(self) -> None:
+        check(self, "setting ")
+
+    @property
+    def exclude_patterns(self) -> tuple[str, ...]:
+        """``exclude`` as single patterns.
+
+        >>> DataOptions(exclude="a*, b/*").exclude_patterns
+        ('a*', 'b/*')
+        """
+        several = self.exclude.split(",") if isinstance(self.exclude, str) else self.exclude
+        return tuple(pattern.strip() for pattern in several if pattern.strip())
 
     @property
     def describes_manifest(self) -> bool:

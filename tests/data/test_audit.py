@@ -267,7 +267,7 @@ def test_every_finding_has_advice():
         for across in ("", " across splits", " across classes", " across splits and classes")
     ]
     others = ["unreadable", "blank image", "group in several splits", "label conflict in a group", "no split",
-              "small class", "unusual size"]  # fmt: skip
+              "small class", "unusual size", "ids in image names"]  # fmt: skip
     assert sorted(ADVICE) == sorted(pairs + others)
 
 

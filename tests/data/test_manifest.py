@@ -97,7 +97,7 @@ class TestColumns:
             open_data(path, label_column="labl")
 
     def test_no_image_column_and_no_label_column(self, folder: Path) -> None:
-        path = write_csv(folder / "labels.csv", [["photo", "label"], ["a.png", "x"]])
+        path = write_csv(folder / "labels.csv", [["photo", "label"], ["first.png", "x"]])  # names no file
         with pytest.raises(InputError, match=r"photo, label.*--image-column"):
             open_data(path)
         path = write_csv(folder / "labels.csv", [["image", "weight"], ["a.png", "60"]])

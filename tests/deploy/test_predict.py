@@ -172,9 +172,11 @@ def test_drawn_images_with_several_labels(tmp_path: Path) -> None:
 def test_a_table_with_a_column_of_another_name(tmp_path: Path) -> None:
     (path,) = write_images(tmp_path, 1)
     (tmp_path / "list.tsv").write_text(f"photo\tage\n{path.name}\t40\n")
+    assert gather([tmp_path / "list.tsv"], "photo").images == [path]
+    assert gather([tmp_path / "list.tsv"]).images == [path]  # by the file that it names
+    (tmp_path / "list.tsv").write_text("photo\tage\nelsewhere.png\t40\n")
     with pytest.raises(InputError, match=r"no image column"):
         gather([tmp_path / "list.tsv"])
-    assert gather([tmp_path / "list.tsv"], "photo").images == [path]
 
 
 def test_what_cannot_be_gathered(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from rich.text import Text
 from scipy.fft import dctn
 
 from cclnet.data.cache import DecodedImages, decode_readable
+from cclnet.data.identifiers import suspected_ids
 from cclnet.data.image_io import UnreadableImage, brightest_16_bit, image_size
 from cclnet.data.parallel import available_cores, counting_images, process_chunks
 from cclnet.data.split import SplitNames, make_split
@@ -109,8 +110,12 @@ def describe(table: ImageTable) -> Description:
         table.source, table.root, len(table), by_class(), table.multilabel,
         groups=None if groups is None else len(groups), largest_group=0 if groups is None else int(groups.max()),
         split_counts={split: by_class(np.flatnonzero(table.splits == split)) for split in splits},
-        sizes=sizes, checked=checked, problems=(*table.problems, *problems),
+        sizes=sizes, checked=checked, problems=(*table.problems, *problems, *_ids_in_names(table)),
     )  # fmt: skip
+
+
+def _ids_in_names(table: ImageTable, splits: SplitNames | None = None) -> list[str]:
+    return [] if (found := suspected_ids(table, splits)) is None else [str(found)]
 
 
 def _read_sizes(table: ImageTable) -> tuple[dict[tuple[int, int], int], int, list[str]]:
@@ -170,6 +175,7 @@ def audit(
     rows += _groups_in_several_splits(table, splits)
     rows += _label_conflicts(table)
     rows += no_split
+    rows += (("ids in image names", "", "", found) for found in _ids_in_names(table, splits))
     for name, count in zip(table.classes, table.class_counts(), strict=True):
         if count < SMALL_CLASS:
             rows.append(("small class", "", "", f"{name}: {count} images"))

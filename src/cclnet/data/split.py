@@ -67,7 +67,8 @@ def _random_split(table: ImageTable, settings: SplitSettings) -> SplitNames:
     by = settings.by if settings.by != "auto" else _default_by(table)
     if by == "group" and table.groups is None:
         raise InputError(
-            f"split: by = 'group', but the {table.source} has no groups. Name its group column, or split by class."
+            f"split: by = 'group', but the {table.source} has no groups. Name its group column (--group-column), find "
+            "them in the image names (--group-regex), or split by class."
         )
     splits = np.full(len(table), "train", dtype=_SPLIT_DTYPE)
     if table.splits is not None and "test" in table.splits:
@@ -109,7 +110,8 @@ def _take(
     if short := [f"{c} ({n})" for c, n in zip(table.classes, present, strict=True) if 0 < n < needed]:
         raise InputError(
             f"split: {what} need at least {needed} {units} of every class. Too few {units}: {', '.join(short)}. "
-            "Remove these classes, add images, or ask for fewer splits."
+            "Leave these classes out with min_class_size (--min-class-size), merge them with others (--merge-labels), "
+            "add images, or ask for fewer splits."
         )
     generator = np.random.default_rng([seed, SPLITS.index(name)])
     splits[rows[stratify(counts, shares, generator)[unit] == taken]] = name
@@ -229,7 +231,7 @@ def _refuse_leaks(splits: SplitNames, table: ImageTable, settings: SplitSettings
     )
     raise InputError(
         f"split: {what} has {len(divided)} groups in more than one split: {some}.{shares} Scores would be too "
-        "high. Split by group instead, or set allow_leaks = true to continue."
+        "high. Split by group instead (--set split.by=group), or continue with --set split.allow_leaks=true."
     )
 
 

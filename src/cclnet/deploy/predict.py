@@ -101,7 +101,7 @@ def _printable(name: str) -> str:
 
 def _of_table(sheet: Path, asked: str | None, folder: Path) -> Inputs:
     rows = manifest.read_sheet(sheet)
-    column = manifest.image_column(sheet, rows, asked)
+    column = manifest.image_column(sheet, rows, asked, folder)
     names: list[str] = rows[column].tolist()
     problems, images = {}, []
     for row, (name, found) in enumerate(zip(names, locate(folder, names, follow_links=True), strict=True)):

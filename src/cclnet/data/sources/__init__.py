@@ -87,6 +87,12 @@ def _nothing_fits(path: Path) -> str:
     for folder in subfolders(path)[:20]:
         if fitting := [known.title for known in SOURCES.values() if known.find(folder)]:
             return f"{path} is not a data set, but {folder} looks like one ({' or '.join(fitting)}): give that path."
+    if len(containers := folders.container_folders(path)) > 1:
+        return (
+            f"{path}: {listed([folder.name for folder in containers], 6)} are names of splits, formats, containers or "
+            "patients, not of classes, and no table beside them names the images. If a table does, choose its columns "
+            "(--image-column, --label-column); if these folders are the classes, choose --source folders."
+        )
     if files := image_files(path, follow_links=True, first_only=True):
         return f"{path} contains images (such as {below(path, files[0])}) but no labels."
     return f"{path} contains neither images nor a table of images."

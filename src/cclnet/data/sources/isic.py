@@ -78,7 +78,7 @@ def _read_isic(path: Path, options: DataOptions) -> ImageTable:
     splits = None if (rows["split"] == "").any() else rows["split"].to_numpy(dtype=np.str_)
     extra = extra.drop(columns="lesion_id", errors="ignore")
     table = ImageTable(ISIC.title, layout.root, names, files, labels, classes, groups, splits, extra)
-    return finish(table, notes, options.strict)
+    return finish(table, notes, options)
 
 
 def _find_layout(path: Path) -> _Layout:
@@ -242,9 +242,11 @@ def _read_ham(path: Path, options: DataOptions) -> ImageTable:
     names = rows["image_id"].tolist()
     labels, classes = encode(rows["dx"].str.upper().tolist(), CLASSES)
     groups, splits = notes.fill_groups(rows["lesion_id"].tolist(), names), rows["split"].to_numpy(dtype=np.str_)
+    if len(set(splits.tolist())) < 2 and (of_folders := notes.splits_of_folders(root, files)) is not None:
+        splits = of_folders
     extra = rows.drop(columns=[*_HAM_COLUMNS, "split"])
     table = ImageTable(HAM10000.title, root, names, files, labels, classes, groups, splits, extra)
-    return finish(table, notes, options.strict)
+    return finish(table, notes, options)
 
 
 _ISIC_LAYOUT = "ISIC2018_Task3_Training_Input/ with ISIC2018_Task3_Training_GroundTruth/*.csv, or the same of 2019"

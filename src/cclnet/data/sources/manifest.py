@@ -18,7 +18,19 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cclnet.data.sources.source import Source, SourceNotes, below, encode, finish, images_beside, locate, plain_files
+from cclnet.data.sources.selection import is_excluded
+from cclnet.data.sources.source import (
+    Source,
+    SourceNotes,
+    below,
+    encode,
+    file_stem,
+    finish,
+    image_files,
+    images_beside,
+    locate,
+    plain_files,
+)
 from cclnet.data.table import SPLIT_NAMES, ImageTable, listed
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions
@@ -31,22 +43,38 @@ SUFFIXES = (".csv", ".tsv", ".tab", *PARQUET_SUFFIXES)
 MAX_BYTES = 512 * 2**20  # a table of ten million images; a larger file is not a table of labels
 _NO_VALUE = {"", "nan", "<na>", "null"}
 
-# Usual column names in lower case with underscores; the first that is present is used. Patient comes before lesion,
-# because the wider group is the safe one.
+# Usual column names in lower case with underscores; the first that is present (of images: that names files) is used.
+# Patient comes before lesion, because the wider group is the safe one.
 _IMAGE = ("image", "image_path", "img_path", "filepath", "file_path", "path", "image_file", "filename", "file_name",
-          "file", "image_name", "image_id", "image_index", "img", "img_id", "isic_id")  # fmt: skip
-GROUP = ("group", "group_id", "patient_id", "patient", "subject_id", "subject", "case_id", "lesion_id", "lesion")
+          "file", "image_name", "image_id", "image_index", "img", "img_id", "isic_id", "id_code", "imageid",
+          "imagename", "imagepath", "img_name", "image_file_path", "imgpath", "images", "file_id", "fname",
+          "x_ray_image_name", "dicom_id", "sopinstanceuid", "sop_instance_uid", "ddi_file", "md5hash", "slide_id",
+          "tile_id", "image_filename", "filenames")  # fmt: skip
+GROUP = ("group", "group_id", "patient_id", "patient", "patientid", "subject_id", "subject", "subjectid", "person_id",
+         "participant_id", "participant", "pid", "mrn", "case_id", "case", "caseid", "studyinstanceuid",
+         "study_instance_uid", "study_id", "lesion_id", "lesion", "lesionid")  # fmt: skip
 SPLIT = ("split", "part", "partition", "subset", "set")
+_SPLIT_IF_VALUES_FIT = ("dataset_type", "usage", "phase", "train_test", "train_or_test", "train_test_split",
+                        "data_split", "dataset", "fold")  # fmt: skip
 _LABEL = ("label", "labels", "class", "class_name", "category", "target", "dx", "diagnosis", "finding_labels")
+_LABEL_IF_NO_OTHER = ("finding", "findings", "disease", "diagnostic", "pathology", "level", "grade", "dr_grade",
+                      "retinopathy_grade", "severity", "benign_malignant", "malignant", "class_label", "class_id",
+                      "label_name", "tumor_type", "condition", "outcome", "boneage_class", "type")  # fmt: skip
+_NOT_LABELS = re.compile("sample.?submission|submission.?(sample|example|format)", re.IGNORECASE)  # labels are invented
+_SAMPLE = 200  # rows that are compared with the names of files
+_MOST_CLASSES = 50  # a column with more values is not suggested as the label
 _SEPARATORS = ("|", ";")
 _MARKS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 
 
 def find(path: Path) -> list[Path]:
-    """Return the table itself; in a folder, the tables that have an image column and possible label columns."""
+    """Return the table itself; in a folder, the tables that have an image column and possible label columns, by their
+    names or because the cells of a column are names of the images in the folder."""
     if path.is_file():
         return [path] if path.suffix.lower() in SUFFIXES else []
-    return [file for file in plain_files(path, SUFFIXES) if _could_be_manifest(read_columns(file))]
+    tables = [file for file in plain_files(path, SUFFIXES) if not _NOT_LABELS.search(file.stem)]
+    by_name = [file for file in tables if _could_be_manifest(read_columns(file))]
+    return by_name or [file for file in tables if len(read_columns(file)) > 1 and _names_images(file, path)]
 
 
 def read(path: Path, options: DataOptions) -> ImageTable:
@@ -56,10 +84,12 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     if not root.is_dir():
         raise InputError(f"the image folder {root} does not exist.")
     rows = read_sheet(sheet)
-    known = [str(column) for column in rows.columns]
-    image = image_column(sheet, rows, options.image_column)
+    image = image_column(sheet, rows, options.image_column, root)
+    if patterns := options.exclude_patterns:  # here already: an image with two labels can be left out
+        rows = rows[[not is_excluded(name, patterns) for name in rows[image]]]
+    known = [str(column) for column in rows.columns if column != image]
     group = find_column(sheet, known, options.group_column, GROUP)
-    split = find_column(sheet, known, options.split_column, SPLIT)
+    split = find_column(sheet, known, options.split_column, SPLIT) or _split_column_by_values(rows, known)
     label_columns = find_label_columns(sheet, rows, options.label_column, {image, group, split})
     used = [column for column in (image, *label_columns, group, split) if column]
     notes = SourceNotes()
@@ -68,7 +98,8 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     if (repeated := rows[image].duplicated() & named).any():
         raise InputError(
             f"{sheet}: images have several rows that differ: {listed(sorted(set(rows[image][repeated])))}. "
-            "Put several labels of one image in one row (A|B), or in columns of zeros and ones."
+            "Put several labels of one image in one row (A|B), or in columns of zeros and ones; or leave these images "
+            "out with exclude (--exclude)."
         )
     labels, classes, labelled = labels_of(sheet, rows, label_columns, options.label_separator)
     files = locate(root, rows[image], follow_links=options.follow_links)
@@ -82,7 +113,10 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     kept = np.flatnonzero(named & labelled & (count == 1))
     paths = [files[i][0] for i in kept]
     if twice := sorted(file for file, times in Counter(paths).items() if times > 1):
-        raise InputError(f"{sheet}: several rows refer to the same file: {listed(twice)}. Remove all but one.")
+        raise InputError(
+            f"{sheet}: several rows refer to the same file: {listed(twice)}. Remove all but one, or leave them "
+            "out with exclude (--exclude)."
+        )
     rows = rows.iloc[kept].reset_index(drop=True)
     names = rows[image].tolist()
     groups = None if group is None else notes.fill_groups(rows[group].tolist(), names)
@@ -92,9 +126,11 @@ def read(path: Path, options: DataOptions) -> ImageTable:
         if odd := sorted({cell or "(empty)" for cell in rows[split][~cells.isin(SPLIT_NAMES)]}):
             raise InputError(f"{sheet}: splits must be among {', '.join(SPLIT_NAMES)}; found {listed(odd)}.")
         splits = np.array([SPLIT_NAMES[cell] for cell in cells], dtype=np.str_)
+    else:
+        splits = notes.splits_of_folders(root, paths)
     images, extra = [Path(path) for path in paths], rows.drop(columns=used)
     table = ImageTable(SOURCE.title, root, names, images, labels[kept], classes, groups, splits, extra)
-    return finish(table, notes, options.strict)
+    return finish(table, notes, options)
 
 
 def _find_manifest(path: Path, options: DataOptions) -> Path:
@@ -115,10 +151,41 @@ def _could_be_manifest(columns: list[str]) -> bool:
     return bool(names & set(_IMAGE)) and (bool(names & set(_LABEL)) or len(names - {*_IMAGE, *GROUP, *SPLIT}) > 1)
 
 
-def image_column(sheet: Path, rows: pd.DataFrame, asked: str | None = None) -> str:
-    """Return the column of image names: the one asked for, else one with a usual name."""
+def _names_images(file: Path, folder: Path) -> bool:
+    return _column_of_files(_read_sample(file), folder) is not None
+
+
+def _column_of_files(rows: pd.DataFrame, folder: Path) -> str | None:
+    """Return the column whose cells are mostly names of image files in or below a folder, with or without suffix: of
+    several, the first with a usual name, else the one with most files."""
+    rows = rows.head(_SAMPLE)
+    by_name = {_normalise(str(column)): str(column) for column in reversed(rows.columns)}
+    for column in (by_name[name] for name in _IMAGE if name in by_name):
+        if any((folder / cell).is_file() for cell in rows[column].head(3) if cell and "\0" not in cell):
+            return column  # without listing the folder
+    stems = {file_stem(file) for file in image_files(folder, follow_links=True)}
+    share = {}
+    for column in map(str, rows.columns):
+        cells = [cell for cell in rows[column] if cell]
+        named = len({cell for cell in cells if file_stem(cell) in stems})
+        # Ages and grades are no names, even where files are numbered: few of their values are different.
+        share[column] = named / len(cells) if cells and 2 * named >= len(cells) else 0.0
+    usual = [by_name[name] for name in _IMAGE if name in by_name and share[by_name[name]]]
+    best = max(share, key=lambda column: share[column], default="")
+    return usual[0] if usual else best if best and share[best] else None
+
+
+def _split_column_by_values(rows: pd.DataFrame, known: list[str]) -> str | None:
+    usual = {_normalise(column): column for column in known if _normalise(column) in _SPLIT_IF_VALUES_FIT}
+    return next((column for column in usual.values() if rows[column].str.lower().isin(SPLIT_NAMES).all()), None)
+
+
+def image_column(sheet: Path, rows: pd.DataFrame, asked: str | None = None, folder: Path | None = None) -> str:
+    """Return the column of image names: the one asked for; else one that names files in ``folder`` (by default that of
+    the table); else one with a usual name."""
     known = [str(column) for column in rows.columns]
-    image = find_column(sheet, known, asked, _IMAGE)
+    image = None if asked else _column_of_files(rows, folder or sheet.parent)
+    image = image or find_column(sheet, known, asked, _IMAGE)
     if image is None:
         raise InputError(
             f"{sheet}: no image column found among {listed(known, 40)}. Choose one with image_column (--image-column)."
@@ -144,7 +211,9 @@ def find_label_columns(
         if isinstance(asked, str) and asked not in known:
             several = [name.strip() for name in asked.split(",")]
         return tuple(find_column(sheet, known, name, ()) or "" for name in several)
-    usual = [column for column in known if _normalise(column) in _LABEL and column not in taken]
+    free = {column: _normalise(column) for column in known if column not in taken}
+    usual = [column for column, name in free.items() if name in _LABEL]
+    usual = usual or [column for column, name in free.items() if name in _LABEL_IF_NO_OTHER]
     if len(usual) > 1:
         raise InputError(
             f"{sheet}: {listed(usual)} may all be the label. Choose one with label_column (--label-column)."
@@ -154,9 +223,13 @@ def find_label_columns(
     values = {column: {value.lower() for value in rows[column].unique()} for column in known if column not in taken}
     marked = [column for column, found in values.items() if found - {""} and found <= {*_MARKS, ""}]
     if len(marked) < 2:
+        likely = [
+            column for column, found in values.items() if 2 <= len(found - {""}) <= min(_MOST_CLASSES, len(rows) / 2)
+        ]
+        suggestion = f" Columns with few values: {listed(likely)}." if likely else ""
         raise InputError(
-            f"{sheet}: neither a label column nor several columns of zeros and ones found among {listed(known, 40)}. "
-            "Choose with label_column (--label-column NAME, or NAME,NAME,…)."
+            f"{sheet}: neither a label column nor several columns of zeros and ones found among {listed(known, 40)}."
+            f"{suggestion} Choose with label_column (--label-column NAME, or NAME,NAME,…)."
         )
     return tuple(marked)
 
@@ -227,6 +300,24 @@ def read_sheet(path: Path) -> pd.DataFrame:
         raise InputError(f"{path}: the header has {len(columns)} columns, but {listed(ragged)}.")
     table = pd.DataFrame(rows, columns=pd.Index(columns, dtype=object), dtype=object)
     return table.loc[:, [name for name in columns if name]]  # drops an index column without a name
+
+
+def _read_sample(path: Path) -> pd.DataFrame:
+    """Return the first rows of a table file, without the checks of :func:`read_sheet`; empty if it is none."""
+    try:
+        if path.suffix.lower() in PARQUET_SUFFIXES:
+            pyarrow = _pyarrow(path)
+            batch = next(pyarrow.parquet.ParquetFile(path).iter_batches(_SAMPLE), None)
+            cells = {} if batch is None else batch.to_pydict()
+            return pd.DataFrame({name: [_as_text(cell) for cell in column] for name, column in cells.items()})
+        with path.open("rb") as file:
+            lines = _decode(path, b"".join(file.readline(2**20) for _ in range(_SAMPLE + 1))).splitlines()
+        header, *rows = csv.reader(lines, delimiter=_delimiter(lines[0] if lines else ""))
+    except (OSError, ValueError, csv.Error):  # also InputError, and an empty file
+        return pd.DataFrame()
+    whole = [[_clean(cell) for cell in row[: len(header)]] for row in rows if len(row) >= len(header)]
+    sample = pd.DataFrame(whole, columns=pd.Index([cell.strip() for cell in header], dtype=object), dtype=object)
+    return sample.loc[:, [bool(name) and list(sample.columns).count(name) == 1 for name in sample.columns]]
 
 
 def read_columns(path: Path) -> list[str]:

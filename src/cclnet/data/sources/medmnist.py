@@ -10,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from cclnet.data.sources.source import Source, SourceNotes, finish
+from cclnet.data.sources.source import Source, SourceNotes, finish, image_files, plain_files
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions, read_settings
@@ -20,11 +20,28 @@ _CLASS_NAMES = Path(__file__).with_name("medmnist_classes.toml")
 
 
 def find(path: Path) -> list[Path]:
-    return [path] if path.suffix.lower() == ".npz" and path.is_file() else []
+    """Return the file; in a folder without images, the files that have images of MedMNIST's splits."""
+    if path.is_file():
+        return [path] if path.suffix.lower() == ".npz" else []
+    archives = [file for file in plain_files(path, [".npz"]) if _has_images(file)]
+    return [] if not archives or image_files(path, follow_links=True, first_only=True) else archives
+
+
+def _has_images(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("_images.npy") for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError):
+        return False
 
 
 def read(path: Path, options: DataOptions) -> ImageTable:
     """Return all splits in one array, in the order train, val, test."""
+    if path.is_dir():
+        archives = find(path)
+        if len(archives) != 1:
+            raise InputError(f"{path} has {len(archives)} MedMNIST files: give the path of one.")
+        path = archives[0]
     try:
         with zipfile.ZipFile(path) as archive:
             splits = [name for name in ("train", "val", "test") if f"{name}_images.npy" in archive.namelist()]
@@ -42,7 +59,7 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     names = [f"{split}_{i:06d}" for split, size in zip(splits, sizes, strict=True) for i in range(size)]
     of_image = np.repeat(np.array(splits, dtype=np.str_), sizes)
     table = ImageTable(SOURCE.title, path, names, images, labels, _class_names(path, labels), splits=of_image)
-    return finish(table, SourceNotes(), options.strict)
+    return finish(table, SourceNotes(), options)
 
 
 def _read_images(path: Path, archive: zipfile.ZipFile, splits: list[str]) -> tuple[npt.NDArray[np.uint8], list[int]]:

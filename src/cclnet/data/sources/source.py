@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cclnet.data.image_io import SUFFIXES
+from cclnet.data.sources.folder_names import split_of_folder
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError
 from cclnet.settings import DataOptions
@@ -56,6 +57,25 @@ class SourceNotes:
         self.note("images without a group, each taken alone", [name for name, group in pairs if not group])
         return np.array([group or f"alone: {name}" for name, group in pairs], dtype=np.str_)
 
+    def splits_of_folders(self, root: Path, files: Sequence[str | Path]) -> npt.NDArray[np.str_] | None:
+        """Return the split that a folder above each file is named after (train_images/1.png), which is noted; None
+        where not all files have one, or all the same."""
+        folders = [os.path.dirname(file) for file in files]
+        split_of = {folder: _split_of_path(below(root, os.path.join(folder, ""))) for folder in set(folders)}
+        found = [split_of[folder] for folder in folders]
+        names = sorted(set(found) - {""})
+        if len(names) < 2:
+            return None
+        if "" in found:
+            self.note(f"folders named {' and '.join(names)} are no splits, because images are outside of them", names)
+            return None
+        self.note("splits are those of the folders", names)
+        return np.array(found, dtype=np.str_)
+
+
+def _split_of_path(path: str) -> str:
+    return next((split for part in Path(path).parts if (split := split_of_folder(part))), "")
+
 
 def encode(labels: Sequence[str], order: Sequence[str] = ()) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """Return class indices and classes: those of ``order`` first, then the others in natural order.
@@ -65,32 +85,44 @@ def encode(labels: Sequence[str], order: Sequence[str] = ()) -> tuple[npt.NDArra
     """
     present = set(labels)
     ordered = [name for name in order if name in present]
-    classes = (*ordered, *sorted(present.difference(ordered), key=_natural))
+    classes = (*ordered, *sorted(present.difference(ordered), key=lambda name: (_natural(name), name)))
     index = {name: i for i, name in enumerate(classes)}
     return np.array([index[label] for label in labels], dtype=np.int64), classes
 
 
-def finish(table: ImageTable, notes: SourceNotes, strict: bool) -> ImageTable:
-    """Drop classes without images, refuse a table that cannot be trained on, and add the notes as ``problems``. A
-    single split is not a split of the data: ``splits`` becomes None."""
-    if strict and notes.excluded:
+def finish(table: ImageTable, notes: SourceNotes, options: DataOptions) -> ImageTable:
+    """Apply the options, drop classes without images, refuse a table that cannot be trained on, and add the notes as
+    ``problems``. A single split is not a split of the data: ``splits`` becomes None."""
+    from cclnet.data.sources.selection import select  # which needs the notes and encode of this module
+
+    if options.strict and notes.excluded:
         faults = "".join(f"\n  - {fault}" for fault in notes.excluded)
         raise InputError(f"{table.source} at {table.root}, strict:{faults}\nFix this, or read it without strict.")
-    if len(table) == 0:
-        faults = "; ".join(notes.excluded) or "the table is empty"
-        raise InputError(f"{table.source} at {table.root}: no image has both a file and a label ({faults}).")
     counts = table.class_counts()
     notes.note("classes without an image, left out", [c for c, n in zip(table.classes, counts, strict=True) if not n])
-    kept = np.flatnonzero(counts)
-    labels = table.labels[:, kept] if table.multilabel else np.searchsorted(kept, table.labels)
-    table = replace(table, labels=labels, classes=tuple(table.classes[i] for i in kept))
+    table = select(_without_empty_classes(table), notes, options)
+    if len(table) == 0:
+        faults = "; ".join((*notes.excluded, *notes.notes)) or "the table is empty"
+        raise InputError(f"{table.source} at {table.root}: no image has both a file and a label ({faults}).")
+    table = _without_empty_classes(table)
     if table.num_classes < 2:
         raise InputError(
             f"{table.source} at {table.root}: one class only ({', '.join(table.classes)}, {len(table):,} images). "
             "A classifier needs at least two; check the folder or the label column."
         )
-    splits = table.splits if table.splits is not None and len(set(table.splits.tolist())) > 1 else None
-    return replace(table, splits=splits, problems=(*notes.excluded, *notes.notes))
+    splits = set() if table.splits is None else set(table.splits.tolist())
+    if len(splits) > 1 and "train" not in splits:
+        notes.notes.append(
+            f"there is no training split, only {' and '.join(sorted(splits))}: the set can evaluate a trained model "
+            "(cclnet predict). To train on it, split it anew (--set split.by=class)"
+        )
+    return replace(table, splits=table.splits if len(splits) > 1 else None, problems=(*notes.excluded, *notes.notes))
+
+
+def _without_empty_classes(table: ImageTable) -> ImageTable:
+    kept = np.flatnonzero(table.class_counts())
+    labels = table.labels[:, kept] if table.multilabel else np.searchsorted(kept, table.labels)
+    return replace(table, labels=labels, classes=tuple(table.classes[i] for i in kept))
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -206,6 +238,17 @@ def _leads_out(folder: Path, links: Sequence[object]) -> InputError:
 def nfc(text: str) -> str:
     """Return text in NFC: macOS writes accented letters to disk in another form than most tables."""
     return unicodedata.normalize("NFC", text)
+
+
+def file_stem(name: str) -> str:
+    """Return the name of an image file without folders and suffix.
+
+    >>> file_stem("a/b.c/scan.1.PNG"), file_stem("1.2.840.113")
+    ('scan.1', '1.2.840.113')
+    """
+    last = nfc(name.replace("\\", "/").rpartition("/")[2])
+    stem, suffix = os.path.splitext(last)
+    return stem if suffix.lower() in SUFFIXES else last
 
 
 class ImagesByStem:

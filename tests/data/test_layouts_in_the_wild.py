@@ -1,0 +1,383 @@
+"""Public sets as they are downloaded, drawn with small images: each is read as what it is, or refused with the option
+that reads it. None is read as another task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from layouts import class_folders, draw, ham_rows, write_csv
+from PIL import Image
+
+from cclnet.data.identifiers import suspected_ids
+from cclnet.data.sources import open_data
+from cclnet.data.table import ImageTable
+from cclnet.errors import InputError
+
+
+def mask(path: Path, size: tuple[int, int] = (12, 16), levels: tuple[int, int] = (0, 255)) -> Path:
+    """A segmentation mask: a box of the second grey level on the first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.full(size, levels[0], np.uint8)
+    pixels[2:-2, 3:-3] = levels[1]
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def labels_of(table: ImageTable) -> dict[str, str]:
+    return dict(zip(table.names, table.label_names(), strict=True))
+
+
+def groups_of(table: ImageTable) -> list[str]:
+    assert table.groups is not None
+    return table.groups.tolist()
+
+
+def splits_of(table: ImageTable) -> list[str]:
+    assert table.splits is not None
+    return table.splits.tolist()
+
+
+class TestFoldersThatAreNoClasses:
+    def test_kaggle_competition(self, tmp_path: Path) -> None:
+        """APTOS 2019: train.csv names the files of train_images without suffix; the submission has invented labels."""
+        for i in range(4):
+            draw(tmp_path / "train_images" / f"{i:03d}a.png", seed=i)
+            draw(tmp_path / "test_images" / f"{i:03d}b.png", seed=9 + i)
+        write_csv(tmp_path / "train.csv", [["id_code", "diagnosis"], *([f"{i:03d}a", i % 2] for i in range(4))])
+        write_csv(tmp_path / "test.csv", [["id_code"], *([f"{i:03d}b"] for i in range(4))])
+        write_csv(tmp_path / "sample_submission.csv", [["id_code", "diagnosis"], *([f"{i:03d}b", 0] for i in range(4))])
+        table = open_data(tmp_path)
+        assert labels_of(table) == {"000a": "0", "001a": "1", "002a": "0", "003a": "1"}
+        assert table.splits is None
+
+    def test_formats_beside_a_table(self, tmp_path: Path) -> None:
+        """A TCIA set on Kaggle: the same images in two formats, and a label column that no custom knows."""
+        rows = [["", "Age", "Contrast", "raw_input_path", "id", "tiff_name", "dicom_name"]]
+        for i in range(6):
+            name = f"ID_{i:04d}_AGE_00{60 + i % 3}"
+            draw(tmp_path / "tiff_images" / f"{name}.tif", seed=i)
+            (tmp_path / "dicom_dir").mkdir(exist_ok=True)
+            (tmp_path / "dicom_dir" / f"{name}.dcm").write_bytes(bytes(128) + b"DICM")
+            rows.append([i, 60 + i % 3, i % 2 == 0, f"../data/{i}.dcm", i, f"{name}.tif", f"{name}.dcm"])
+        write_csv(tmp_path / "overview.csv", rows)
+        with pytest.raises(
+            InputError, match=r"overview\.csv: neither.*Columns with few values: Age, Contrast.*--label-c"
+        ):
+            open_data(tmp_path)
+        table = open_data(tmp_path, label_column="Contrast")
+        assert table.classes == ("False", "True")
+        assert {path.parent.name for path in table.images} == {"tiff_images"}
+
+    @pytest.mark.parametrize(
+        "names", [("train_images", "test_images"), ("train", "test"), ("dicom_dir", "tiff_images"), ("images", "masks"),
+                  ("a. Training Set", "b. Testing Set"), ("images_001", "images_002"), ("fold_1", "fold_2"),
+                  ("stage_2_train_images", "stage_2_test_images"), ("patient_01", "patient_02")],
+    )  # fmt: skip
+    def test_refused_without_a_table(self, tmp_path: Path, names: tuple[str, str]) -> None:
+        class_folders(tmp_path, dict.fromkeys(names, 2))
+        with pytest.raises(InputError, match=r"not of classes.*--image-column.*--source folders"):
+            open_data(tmp_path)
+        assert open_data(tmp_path, source="folders").classes == tuple(sorted(names))
+
+    @pytest.mark.parametrize("names", [("ALL", "AML"), ("stage1", "stage2"), ("1", "2"), ("test_positive", "healthy")])
+    def test_classes_with_similar_names_are_read(self, tmp_path: Path, names: tuple[str, str]) -> None:
+        class_folders(tmp_path, dict.fromkeys(names, 2))
+        assert set(open_data(tmp_path).classes) == set(names)
+
+    def test_class_folders_inside_containers(self, tmp_path: Path) -> None:
+        """C-NMC leukaemia: folds above the classes."""
+        class_folders(tmp_path, {"fold_0/all": 1, "fold_0/hem": 1, "fold_1/all": 1, "fold_1/hem": 2})
+        table = open_data(tmp_path)
+        assert table.classes == ("all", "hem")
+        assert table.class_counts().tolist() == [2, 3]
+
+    def test_split_folders_with_longer_names(self, tmp_path: Path) -> None:
+        class_folders(tmp_path, {"train_dir/nv": 2, "train_dir/mel": 1, "val_dir/nv": 1, "val_dir/mel": 1})
+        assert splits_of(open_data(tmp_path)) == ["train", "train", "train", "val", "val"]
+
+    def test_patients_above_the_classes(self, tmp_path: Path) -> None:
+        """Breast histopathology: a folder per patient, with the folders 0 and 1 of its patches."""
+        class_folders(tmp_path, {f"{10000 + i}/{k}": 1 for i in range(21) for k in (0, 1) if i % 3 or k})
+        table = open_data(tmp_path)
+        assert table.classes == ("0", "1")
+        assert len(set(groups_of(table))) == 21
+        class_folders(tmp_path / "few", {"patient1/benign": 1, "patient2/malignant": 1})
+        assert groups_of(open_data(tmp_path / "few")) == ["patient1", "patient2"]
+
+    def test_class_folders_beside_a_table_of_their_files(self, tmp_path: Path) -> None:
+        """Columns that no custom knows, recognised by the names of files in them: both readings are offered."""
+        class_folders(tmp_path, {"benign": 3, "malignant": 3})
+        for i in range(3):
+            draw(tmp_path / "benign" / f"b{i}.png", seed=i)
+        write_csv(tmp_path / "all.csv", [["scan", "birads"], *([f"b{i}", i] for i in range(3))])
+        with pytest.raises(InputError, match=r"source=folders.*all\.csv.*source=manifest"):
+            open_data(tmp_path)
+
+
+class TestColumns:
+    @pytest.mark.parametrize(
+        ("image", "label", "group"),
+        [("id_code", "diagnosis", ""), ("filename", "finding", "patientid"), ("image", "level", ""),
+         ("Image name", "Retinopathy grade", ""), ("img_id", "diagnostic", "patient_id"),
+         ("image file path", "pathology", "patient_id"), ("md5hash", "label", ""),
+         ("SOPInstanceUID", "class", "PatientID"), ("DDI_file", "disease", ""), ("X_ray_image_name", "Label", "")],
+    )  # fmt: skip
+    def test_of_public_sets(self, tmp_path: Path, image: str, label: str, group: str) -> None:
+        rows = [["index", image, label, group or "note"]]
+        for i in range(4):
+            draw(tmp_path / "files" / f"scan{i}.png", seed=i)
+            rows.append([i, f"scan{i}", "ab"[i % 2], f"P{i // 2}"])
+        write_csv(tmp_path / "table.csv", rows)
+        table = open_data(tmp_path)
+        assert labels_of(table) == {"scan0": "a", "scan1": "b", "scan2": "a", "scan3": "b"}
+        assert table.groups is None if not group else groups_of(table) == ["P0", "P0", "P1", "P1"]
+
+    def test_a_patient_column_that_names_the_files(self, tmp_path: Path) -> None:
+        """RSNA pneumonia: patientId is the stem of the only image of a patient, with one row per box."""
+        rows = [["patientId", "x", "y", "Target"]]
+        for i in range(4):
+            draw(tmp_path / "stage_2_train_images" / f"000{i}-aa.png", seed=i)
+            rows += [[f"000{i}-aa", box, box, i % 2] for box in range(1 + i % 2)]
+        write_csv(tmp_path / "stage_2_train_labels.csv", rows)
+        table = open_data(tmp_path)
+        assert labels_of(table) == {"0000-aa": "0", "0001-aa": "1", "0002-aa": "0", "0003-aa": "1"}
+        assert table.groups is None
+
+    def test_a_usual_name_that_names_no_files_gives_way(self, tmp_path: Path) -> None:
+        rows = [["image_id", "photo", "label"]]
+        for i in range(4):
+            draw(tmp_path / f"scan{i}.png", seed=i)
+            rows.append([1000 + i, f"scan{i}.png", "ab"[i % 2]])
+        assert open_data(write_csv(tmp_path / "t.csv", rows)).names == [f"scan{i}.png" for i in range(4)]
+
+    def test_a_split_column_by_its_values(self, tmp_path: Path) -> None:
+        rows = [["image", "label", "Dataset_type"]]
+        for i in range(4):
+            draw(tmp_path / f"{i}.png", seed=i)
+            rows.append([f"{i}.png", "ab"[i % 2], "TRAIN" if i < 2 else "TEST"])
+        assert splits_of(open_data(write_csv(tmp_path / "t.csv", rows))) == ["train", "train", "test", "test"]
+
+    def test_label_cells_with_stray_spaces(self, tmp_path: Path) -> None:
+        rows = [["image", "label"], ["0.png", " a "], ["1.png", "a\u00a0"], ["2.png", "b"]]
+        for i in range(3):
+            draw(tmp_path / f"{i}.png", seed=i)
+        assert open_data(write_csv(tmp_path / "t.csv", rows)).classes == ("a", "b")
+
+
+class TestSplitFoldersBesideATable:
+    def test_of_a_manifest_are_used(self, tmp_path: Path) -> None:
+        rows = [["image", "label"]]
+        for i, split in enumerate(("train", "train", "val", "test")):
+            draw(tmp_path / split / f"x{i}.png", seed=i)
+            rows.append([f"x{i}", "ab"[i % 2]])
+        write_csv(tmp_path / "metadata.csv", rows)
+        table = open_data(tmp_path)
+        assert splits_of(table) == ["train", "train", "val", "test"]
+        assert "splits are those of the folders: 3 (test, train, val)" in table.problems
+
+    def test_of_ham10000_are_used_or_reported(self, tmp_path: Path) -> None:
+        images = {f"ISIC_{i}": (f"HAM_{i}", "nv" if i % 2 else "mel") for i in range(4)}
+        write_csv(tmp_path / "HAM10000_metadata.csv", ham_rows(images))
+        for i, folder in enumerate(("train_dir/mel", "train_dir/nv", "val_dir/mel", "val_dir/nv")):
+            draw(tmp_path / folder / f"ISIC_{i}.jpg", seed=i)
+        table = open_data(tmp_path)
+        assert table.source == "HAM10000"
+        assert splits_of(table) == ["train", "train", "val", "val"]
+        (tmp_path / "val_dir/nv/ISIC_3.jpg").rename(tmp_path / "ISIC_3.jpg")
+        table = open_data(tmp_path)
+        assert table.splits is None
+        assert any("named train and val are no splits" in problem for problem in table.problems)
+
+
+class TestMasks:
+    def test_beside_the_images(self, tmp_path: Path) -> None:
+        """BUSI: benign (1).png, benign (1)_mask.png and a second mask of some images."""
+        for label in ("benign", "malignant"):
+            for i in (1, 2):
+                draw(tmp_path / label / f"{label} ({i}).png", seed=i)
+                mask(tmp_path / label / f"{label} ({i})_mask.png")
+            mask(tmp_path / label / f"{label} (1)_mask_1.png")
+        table = open_data(tmp_path)
+        assert len(table) == 4
+        assert not any("mask" in name for name in table.names)
+        assert any("masks, left out" in problem and ": 6 (" in problem for problem in table.problems)
+        assert len(open_data(tmp_path, strict=True)) == 4
+        assert len(open_data(tmp_path, keep_masks=True)) == 10
+
+    def test_in_a_folder_beside_the_images(self, tmp_path: Path) -> None:
+        """COVID-19 radiography: COVID/images/1.png and COVID/masks/1.png."""
+        for label in ("COVID", "Normal"):
+            for i in (1, 2):
+                draw(tmp_path / label / "images" / f"{label}-{i}.png", seed=i)
+                mask(tmp_path / label / "masks" / f"{label}-{i}.png")
+        assert open_data(tmp_path).names == [f"{c}/images/{c}-{i}.png" for c in ("COVID", "Normal") for i in (1, 2)]
+
+    @pytest.mark.parametrize(
+        ("size", "levels", "left_out"),
+        [
+            ((12, 16), (0, 255), True),
+            ((12, 16), (255, 255), True),
+            ((24, 32), (0, 255), False),
+            ((12, 16), None, False),
+        ],
+    )
+    def test_by_name_and_content(self, tmp_path: Path, size, levels, left_out: bool) -> None:
+        """Not by name alone: the picture of a face mask is an image."""
+        class_folders(tmp_path, {"a": 2, "b": 2})
+        draw(tmp_path / "a" / "x.png")
+        if levels is None:
+            draw(tmp_path / "a" / "x_mask.png", seed=3, size=size)
+        else:
+            mask(tmp_path / "a" / "x_mask.png", size, levels)
+        assert ("a/x_mask.png" not in open_data(tmp_path).names) is left_out
+
+    def test_a_binary_image_of_its_own_is_kept(self, tmp_path: Path) -> None:
+        class_folders(tmp_path, {"a": 2, "b": 2})
+        mask(tmp_path / "a" / "drawing_mask.png")  # no image drawing.png beside it
+        assert len(open_data(tmp_path)) == 5
+
+    def test_lossy_masks(self, tmp_path: Path) -> None:
+        class_folders(tmp_path, {"a": 2, "b": 2})
+        draw(tmp_path / "a" / "x.png", size=(64, 80))
+        mask(tmp_path / "a" / "x_segmentation.jpg", (64, 80))
+        assert len(open_data(tmp_path)) == 5
+
+
+class TestFilesAlone:
+    def test_a_folder_with_one_npz(self, tmp_path: Path) -> None:
+        arrays = {}
+        for split in ("train", "val", "test"):
+            arrays[f"{split}_images"] = np.zeros((3, 8, 8), np.uint8)
+            arrays[f"{split}_labels"] = np.array([[0], [1], [1]])
+        np.savez(tmp_path / "breastmnist.npz", **arrays)
+        table = open_data(tmp_path)
+        assert table.source == "MedMNIST"
+        assert table.root == tmp_path / "breastmnist.npz"
+        np.savez(tmp_path / "octmnist.npz", **arrays)
+        with pytest.raises(InputError, match="2 MedMNIST files"):
+            open_data(tmp_path)
+        np.savez(tmp_path / "octmnist.npz", features=np.zeros(3))
+        assert open_data(tmp_path).source == "MedMNIST"
+
+    def test_an_evaluation_set(self, tmp_path: Path) -> None:
+        class_folders(tmp_path, {"val/a": 2, "val/b": 2, "test/a": 2, "test/b": 2})
+        table = open_data(tmp_path)
+        assert set(splits_of(table)) == {"val", "test"}
+        assert any(
+            "no training split, only test and val" in problem and "predict" in problem for problem in table.problems
+        )
+
+
+class TestIdsInNames:
+    def pneumonia(self, root: Path) -> Path:
+        """Paul Mooney's chest X-rays: person12_bacteria_34.jpeg, patients in several splits."""
+        for person in range(8):
+            for shot in range(3):
+                split = "test" if person < 3 and shot == 2 else "train"
+                draw(root / split / "PNEUMONIA" / f"person{person}_bacteria_{10 * person + shot}.jpeg", seed=person)
+        for i in range(6):
+            draw(root / ("test" if i > 3 else "train") / "NORMAL" / f"IM-{100 + i:04d}-0001.jpeg", seed=i)
+        return root
+
+    def test_are_pointed_out_and_taken(self, tmp_path: Path) -> None:
+        table = open_data(self.pneumonia(tmp_path))
+        found = suspected_ids(table)
+        assert found is not None
+        assert (found.ids, found.images, found.divided) == (8, 24, 3)
+        grouped = open_data(tmp_path, group_regex=found.regex)
+        assert len({group for group in groups_of(grouped) if group.startswith("person")}) == 8
+        assert sum(group.startswith("alone") for group in groups_of(grouped)) == 6
+        assert suspected_ids(grouped) is None
+
+    @pytest.mark.parametrize(
+        ("names", "ids"),
+        [([f"{p:08d}_{s:03d}.png" for p in range(8) for s in range(2)], 8),
+         ([f"TCGA-A{p}-X{p}-0{s}.png" for p in range(8) for s in range(2)], 8),
+         ([f"patient{p:05d}/study1/view{s}.jpg" for p in range(8) for s in range(2)], 8),
+         ([f"ISIC_{i:07d}.jpg" for i in range(16)], 0),
+         ([f"benign ({i}).png" for i in range(16)], 0),
+         ([f"Te-gl_{i:04d}.jpg" for i in range(16)], 0)],
+    )  # fmt: skip
+    def test_of_other_sets(self, tmp_path: Path, names: list[str], ids: int) -> None:
+        labels = np.arange(len(names)) // 4 % 2
+        table = ImageTable("made", tmp_path, names, [tmp_path / name for name in names], labels, ("a", "b"))
+        found = suspected_ids(table)
+        assert (0 if found is None else found.ids) == ids
+        if found is not None:
+            from cclnet.data.identifiers import groups_by_regex
+
+            assert len(set(groups_by_regex(names, found.regex))) == ids
+
+    def test_a_counter_shared_by_classes_is_no_id(self, tmp_path: Path) -> None:
+        names = [f"{i:03d}_{c}.png" for i in range(8) for c in "ab"]
+        table = ImageTable("made", tmp_path, names, [tmp_path / n for n in names], np.arange(16) % 2, ("a", "b"))
+        assert suspected_ids(table) is None
+
+    def test_a_regex_that_cannot_be_used(self, tmp_path: Path) -> None:
+        class_folders(tmp_path, {"a": 2, "b": 2})
+        with pytest.raises(InputError, match=r"group_regex '\(' is not a regular expression"):
+            open_data(tmp_path, group_regex="(")
+        with pytest.raises(InputError, match=r"group_regex 'person' matches no image name"):
+            open_data(tmp_path, group_regex="person")
+
+
+class TestLeavingOut:
+    def test_exclude(self, tmp_path: Path) -> None:
+        class_folders(tmp_path, {"a": 3, "b": 3})
+        table = open_data(tmp_path, exclude="a/0.png, 2.*")
+        assert table.names == ["a/1.png", "b/0.png", "b/1.png"]
+        assert "images left out by exclude: 3 (a/0.png, a/2.png, b/2.png)" in table.problems
+        assert "patterns of exclude that fit no image: 1 (c/*)" in open_data(tmp_path, exclude="c/*").problems
+
+    def test_exclude_rows_that_would_be_refused(self, tmp_path: Path) -> None:
+        rows = [["image", "label"], ["0.png", "a"], ["0.png", "b"], ["1.png", "a"], ["2.png", "b"]]
+        for i in range(3):
+            draw(tmp_path / f"{i}.png", seed=i)
+        path = write_csv(tmp_path / "t.csv", rows)
+        with pytest.raises(InputError, match=r"0\.png.*--exclude"):
+            open_data(path)
+        assert open_data(path, exclude="0.png").names == ["1.png", "2.png"]
+
+    def test_min_class_size(self, tmp_path: Path) -> None:
+        class_folders(tmp_path, {"a": 3, "b": 3, "rare": 1})
+        table = open_data(tmp_path, min_class_size=2)
+        assert table.classes == ("a", "b")
+        assert "classes with fewer than 2 images, left out: 1 (rare (1))" in table.problems
+        with pytest.raises(InputError, match="min_class_size must be at least 0"):
+            open_data(tmp_path, min_class_size=-1)
+
+    def test_min_class_size_of_several_labels_keeps_the_images(self, tmp_path: Path) -> None:
+        rows = [["image", "labels"], ["0.png", "a|rare"], ["1.png", "a|b"], ["2.png", "b"]]
+        for i in range(3):
+            draw(tmp_path / f"{i}.png", seed=i)
+        table = open_data(write_csv(tmp_path / "t.csv", rows), min_class_size=2)
+        assert table.labels.tolist() == [[1, 0], [1, 1], [0, 1]]
+
+    def test_merge_labels(self, tmp_path: Path) -> None:
+        class_folders(tmp_path / "data", {"Normal": 2, "normal ": 1, "virus": 2, "bacteria": 1, "unclear": 4})
+        table = open_data(tmp_path / "data")
+        assert any("several spellings" in problem and "Normal and normal" in problem for problem in table.problems)
+        rows = [
+            ["old", "new"],
+            ["normal", "Normal"],
+            ["virus", "pneumonia"],
+            ["bacteria", "pneumonia"],
+            ["unclear", ""],
+        ]
+        merged = write_csv(tmp_path / "merge.csv", rows)
+        table = open_data(tmp_path / "data", merge_labels=str(merged))
+        assert dict(zip(table.classes, table.class_counts().tolist(), strict=True)) == {"Normal": 3, "pneumonia": 3}
+        write_csv(merged, [["old", "new"], ["viurs", "pneumonia"]])
+        with pytest.raises(InputError, match="did you mean 'virus'"):
+            open_data(tmp_path / "data", merge_labels=str(merged))
+
+    def test_merge_several_labels(self, tmp_path: Path) -> None:
+        rows = [["image", "labels"], ["0.png", "a|b"], ["1.png", "b|c"], ["2.png", "c"]]
+        for i in range(3):
+            draw(tmp_path / f"{i}.png", seed=i)
+        path, merged = write_csv(tmp_path / "t.csv", rows), write_csv(tmp_path / "m.txt", [["old", "new"], ["b", "a"]])
+        table = open_data(path, merge_labels=str(merged))
+        assert table.classes == ("a", "c")
+        assert table.labels.tolist() == [[1, 0], [1, 1], [0, 1]]
