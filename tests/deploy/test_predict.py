@@ -19,9 +19,11 @@ import cclnet
 from cclnet import InputError
 from cclnet.cli import app
 from cclnet.deploy import predict as predicting
+from cclnet.deploy.export import export
 from cclnet.deploy.predict import gather, predict, write_csv
 from cclnet.deploy.predictor import Model
 from cclnet.evaluation.evaluate import evaluate
+from cclnet.runs.folder import RunFolder
 from cclnet.runs.predictions import read_predictions
 from cclnet.settings import make_settings
 from cclnet.training.loop import train
@@ -49,7 +51,7 @@ def test_the_table(run: Path, model: Model, tmp_path: Path) -> None:
     code, said = command(run, tmp_path / "images", "--out", tmp_path / "out.csv", "--coverage", 0.5, "--batch-size", 4)
     assert code == 0 and "21 of 21 images predicted" in said
     table = pd.read_csv(tmp_path / "out.csv", keep_default_na=False)
-    assert list(table) == ["image", "prediction", "rule", "confidence", "abstain", "top", "similar", "problem",
+    assert list(table) == ["image", "prediction", "rule", "confidence", "score", "abstain", "top", "similar", "problem",
                            *(f"p_{name}" for name in CLASSES)]  # fmt: skip
     assert table["image"].tolist() == [path.name for path in sorted(paths)]
     expected = model.predict(sorted(paths), threshold=model.threshold(coverage=0.5))
@@ -60,6 +62,40 @@ def test_the_table(run: Path, model: Model, tmp_path: Path) -> None:
     first = expected[0]
     assert table["top"][0] == "|".join(f"{name}={p:.4f}" for name, p in first.top(3))
     assert table["similar"][0] == "|".join(f"{name}={p:.4f}" for name, p in first.similar)
+
+
+def test_sets_and_decision_rules(tmp_path: Path) -> None:
+    """The commands evaluate, predict and export with a rule: labels and sets follow from the probabilities."""
+    folder, images = write_run(tmp_path / "run"), tmp_path / "images"
+    write_images(images, 9)
+    with pytest.raises(InputError, match="cclnet evaluate"):
+        command(folder, images, "--out", tmp_path / "out.csv", "--sets", "0.9")
+    evaluate(folder, draws=2, cost="ant|bee|cat:dog=30")
+    exported = export(folder, "safetensors", tmp_path / "export")
+    tables = {}
+    for name, place, more in (
+        ("run", folder, ()),
+        ("export", exported, ()),
+        ("other", folder, ("--decision", "balanced")),
+    ):
+        assert command(place, images, "--out", tmp_path / "out.csv", "--sets", "aps:0.9", *more)[0] == 0
+        tables[name] = pd.read_csv(tmp_path / "out.csv", keep_default_na=False)
+    pd.testing.assert_frame_equal(tables["run"], tables["export"])
+    p = tables["run"][[f"p_{name}" for name in CLASSES]].to_numpy()
+    costs = 1 - np.eye(4)
+    costs[:3, 3] = 30
+    assert tables["run"]["prediction"].tolist() == [CLASSES[k] for k in (p @ costs).argmin(axis=1)]
+    assert tables["other"]["prediction"].tolist() == [CLASSES[k] for k in (p / [40, 30, 20, 10]).argmax(axis=1)]
+    assert (set(tables["run"]["rule"]), set(tables["other"]["rule"])) == ({"costs"}, {"balanced"})
+    thresholds = RunFolder(folder).read_calibration().sets
+    assert thresholds is not None
+    for row, listed in zip(p, tables["run"]["set"], strict=True):
+        order = np.argsort(-row)
+        scores = np.cumsum(row[order]) - row[order] / 2
+        expected = [CLASSES[k] for k, score in zip(order, scores, strict=True) if score <= thresholds.at(0.9, "aps")]
+        assert listed.split("|") == (expected or [CLASSES[order[0]]])
+    with pytest.raises(InputError, match="export it again"):
+        cclnet.load(exported, decision="balanced").threshold(coverage=0.5)
 
 
 def test_what_cannot_be_read_is_listed_and_the_rest_goes_on(run: Path, tmp_path: Path) -> None:

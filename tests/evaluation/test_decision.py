@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -249,3 +251,42 @@ def test_decision_rules_are_for_one_label_per_image(tmp_path: Path) -> None:
     assert evaluate(run, draws=2).decisions is None
     with pytest.raises(InputError, match="several labels"):
         evaluate(run, draws=2, decision="balanced")
+
+
+def test_logit_norm_ignores_the_temperature() -> None:
+    made = single_label(200, 5)
+    chosen = made.probabilities.argmax(axis=1)
+    once, scaled = (confidence(own.probabilities, chosen, "logit_norm") for own in (made, with_temperature(made, 3.0)))
+    np.testing.assert_allclose(once, scaled)
+    assert ((once > 0) & (once <= np.sqrt(4 / 5) + 1e-12)).all()  # the largest is that of one-hot logits
+    assert confidence(np.full((1, 5), 0.2), np.array([0]), "logit_norm").tolist() == [0]
+
+
+def scaled_at_random(images: int = 600) -> Predictions:
+    """Logits whose scale differs between images and says nothing: the probability misleads, the direction does not."""
+    made = single_label(images, 5, skill=2.0, groups=images // 2)
+    scale = np.random.default_rng(1).uniform(0.05, 3, images)
+    return with_temperature(made, 1 / scale)
+
+
+@pytest.mark.parametrize(("make", "best"), [(scaled_at_random, "logit_norm"), (single_label, "probability")])
+def test_the_better_confidence_is_chosen(tmp_path: Path, make: Callable[[int], Predictions], best: str) -> None:
+    made = replace(make(600), splits=np.full(600, "val"))
+    scores = evaluate(made_run(tmp_path / "run", made), draws=20)
+    found = scores.abstention
+    assert found is not None and found.chosen == best
+    other = "probability" if best == "logit_norm" else "logit_norm"
+    assert (found.aurc[best].value or 0) < (found.aurc[other].value or 0)
+    assert found.aurc_of_choice == pytest.approx(found.aurc[best].value, abs=0.02)  # the halves agree
+    plain = scores.calibration.after or scores.calibration.before
+    assert found.aurc["probability"].value == pytest.approx(plain.scores["aurc"].value)
+    calibration = RunFolder(tmp_path / "run").read_calibration()
+    assert calibration.confidence == best
+    curve = curve_of_run(tmp_path / "run", calibration.temperature.value, DecisionRule(), best)
+    again = curve_from_json(json.loads(json.dumps(curve.to_json())), Path("calibration.json"))
+    assert again.confidence == curve.confidence == best
+
+
+def test_two_classes_have_one_confidence(tmp_path: Path) -> None:
+    scores = evaluate(made_run(tmp_path / "run", single_label(80, 2, skill=-3.0)), draws=2)
+    assert scores.abstention is not None and scores.abstention.chosen == "probability"

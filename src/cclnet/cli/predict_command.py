@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -23,6 +24,9 @@ def predict(
     out: Annotated[Path, typer.Option(help="The table to write.")] = Path("predictions.csv"),
     coverage: Annotated[float | None, typer.Option(help="Abstain so that this share of images is kept: 0.9")] = None,
     risk: Annotated[float | None, typer.Option(help="Abstain so that this share of those kept is wrong: 0.05")] = None,
+    sets: Annotated[
+        str | None, typer.Option(help="Sets with the true class at this probability: 0.9, raps:0.9")
+    ] = None,
     explain: Annotated[Path | None, typer.Option(help="Folder for class activation maps.")] = None,
     engine: Annotated[str, typer.Option(help="auto, torch or onnx.")] = "auto",
     device: Accelerator = "auto",
@@ -60,8 +64,10 @@ def predict(
         point = model.curve.at(coverage, risk)
         threshold = float(model.curve.threshold[point])
         console.print(model.curve.in_words(point), highlight=False)
+    if sets is not None:
+        model.sets(np.full((1, len(model.classes)), 1 / len(model.classes)), sets)  # an error before the work
     began = time.perf_counter()
-    found = predicting.predict(model, inputs, threshold, explain, batch_size, workers, progress=not quiet)
+    found = predicting.predict(model, inputs, threshold, explain, batch_size, workers, not quiet, sets)
     seconds = time.perf_counter() - began
     predicting.write_csv(out, model, found)
     read = len(inputs) - len(found.problems)

@@ -29,6 +29,7 @@ def serve(
     batch: Annotated[int, typer.Option(help="Largest batch.")] = 16,
     decoders: Annotated[int | None, typer.Option(help="Decoding processes. Default: one per core, up to 4.")] = None,
     readers: Annotated[int | None, typer.Option(hidden=True, help="Old name of --decoders.")] = None,
+    sets: Annotated[str | None, typer.Option(help="Level of prediction sets: 0.9, raps:0.9. Default: 0.9.")] = None,
     device: Accelerator = "auto",
     engine: Annotated[str, typer.Option(help="auto, onnx or torch. auto: onnx on a CPU, torch on a GPU.")] = "auto",
     **rule: str,
@@ -49,5 +50,5 @@ def serve(
     limits = Limits(upload_bytes=round(max_megabytes * 2**20), pixels=round(max_megapixels * 1e6), seconds=max_seconds)
     count = decoders if decoders is not None else readers
     hosts = tuple(allow_host or ())
-    settings = ServeSettings("", limits, batch, count, keep, host=host, allowed_hosts=hosts, token=token)
+    settings = ServeSettings("", limits, batch, count, keep, host=host, allowed_hosts=hosts, token=token, sets=sets)
     run_server(run, settings, port=port, examples=examples, data=data, device=device, engine=engine, **rule)

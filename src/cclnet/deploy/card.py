@@ -26,6 +26,7 @@ def model_card(run: Path, description: ModelDescription, calibration: Calibratio
         export=description.export or ExportInfo(),
         temperature=calibration.temperature.value,
         rule=rule,
+        sets=calibration.sets,
         rule_in_words=IN_WORDS[rule.name] if rule else "",
         settings=settings,
         split=settings.get("split") or {},

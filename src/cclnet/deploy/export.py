@@ -85,7 +85,11 @@ def export(
             write_whole(path, files.weights.read_bytes())
             exported_run = _numpy_outputs(read_shipped(path, description, temperature))
         checked = check(shipped, check_images(description.crop), exported_run, f"the exported {path.name}")
-        curve = curve_of_run(run, temperature, rule) if files.find_predictions() is not None else None
+        curve = (
+            curve_of_run(run, temperature, rule, calibration.confidence)
+            if files.find_predictions() is not None
+            else None
+        )
         calibration = replace(calibration, abstention=curve, decision=None if multilabel else rule)
         exported, written = exported_description(description, shipped, format, checked), RunFolder(partial)
         write_model_file(written.model, exported)

@@ -211,10 +211,12 @@ def predict(
     batch_size: int = 16,
     workers: int | None = None,
     progress: bool = True,
+    sets: str | None = None,
 ) -> Predicted:
     """Predict all inputs. Unreadable images are skipped and listed with the reason.
 
     ``explain`` is a folder for overlays (PNG) and heat maps of the most probable classes (.npy, [h, w] in 0..1).
+    ``threshold`` and ``sets`` as for :meth:`Model.predict`.
     """
     found = Predicted(inputs, [None] * len(inputs), dict(inputs.problems))
     folder = None if explain is None else make_folder(explain)
@@ -222,7 +224,7 @@ def predict(
         for rows, crops, problems in prepared(model.description, inputs, batch_size, workers or available_cores()):
             found.problems |= problems
             if rows:
-                predictions = model.describe(*model.run(crops, explain is not None), threshold)
+                predictions = model.describe(*model.run(crops, explain is not None), threshold, sets)
                 for row, pixels, prediction in zip(rows, crops, predictions, strict=True):
                     if folder is not None:
                         found.overlays[row] = _write_heat(folder, row, inputs.names[row], pixels, prediction)
@@ -250,7 +252,10 @@ def write_csv(path: Path, model: Model, found: Predicted) -> None:
     columns["rule"] = [p.rule if p else "" for p in predictions]
     columns["confidence"] = [p.confidence if p else np.nan for p in predictions]
     if any(p is not None and p.abstain is not None for p in predictions):
+        columns["score"] = [p.score if p else np.nan for p in predictions]
         columns["abstain"] = ["" if p is None else "yes" if p.abstain else "no" for p in predictions]
+    if any(p is not None and p.set is not None for p in predictions):
+        columns["set"] = ["|".join(p.set or ()) if p else "" for p in predictions]
     columns["top"] = [_listed(p.top()) if p else "" for p in predictions]
     columns["similar"] = [_listed(p.similar) if p else "" for p in predictions]
     if found.overlays:

@@ -15,6 +15,7 @@ from cclnet.data.image_io import MAX_PIXELS
 from cclnet.deploy import engines
 from cclnet.deploy.engines import Engine, Floats, Maps, OnnxEngine, Pixels, TorchEngine
 from cclnet.errors import InputError, unknown
+from cclnet.evaluation import conformal
 from cclnet.evaluation.decision import confidence, curve_of_run, rule_of_run
 from cclnet.runs.decision_rule import DecisionRule, decide
 from cclnet.runs.folder import RunFolder
@@ -35,7 +36,9 @@ class Prediction:
     classes: tuple[str, ...]
     label: str  # the class chosen by the decision rule; with several labels all of at least 0.5, joined by "|"
     confidence: float  # probability of the label; with several labels that of the least confident decision
-    abstain: bool | None = None  # whether the confidence is below the given threshold; None without a threshold
+    abstain: bool | None = None  # whether the score is below the given threshold; None without a threshold
+    score: float = 0.0  # by which to abstain: the confidence, or logit over logit norm, as chosen for the run
+    set: tuple[str, ...] | None = None  # conformal prediction set, the most probable class first; None unless requested
     rule: str = "accuracy"  # the decision rule
     similar: tuple[tuple[str, float], ...] = ()  # classes with the most weight in the soft label of the predicted class
     heat: Maps | None = None  # evidence for the most probable class, [h, w] of the crop, 0..1; None unless requested
@@ -98,48 +101,70 @@ class Model:
     @overload
     def predict(
         self, images: list[Any] | tuple[Any, ...], explain: bool = ..., threshold: float | None = ...,
-        batch_size: int = ...,
+        batch_size: int = ..., sets: str | float | None = ...,
     ) -> list[Prediction]: ...  # fmt: skip
 
     @overload
     def predict(
-        self, images: Any, explain: bool = ..., threshold: float | None = ..., batch_size: int = ...
-    ) -> Prediction: ...
+        self, images: Any, explain: bool = ..., threshold: float | None = ..., batch_size: int = ...,
+        sets: str | float | None = ...,
+    ) -> Prediction: ...  # fmt: skip
 
     def predict(
-        self, images: Any, explain: bool = False, threshold: float | None = None, batch_size: int = 32
-    ) -> Prediction | list[Prediction]:
+        self, images: Any, explain: bool = False, threshold: float | None = None, batch_size: int = 32,
+        sets: str | float | None = None,
+    ) -> Prediction | list[Prediction]:  # fmt: skip
         """The prediction for an image (path, bytes, Pillow image, uint8 array), or those for a list of images.
 
-        With a ``threshold`` (see :meth:`threshold`) the model abstains where it is less confident.
+        With a ``threshold`` (see :meth:`threshold`) the model abstains where it is less confident. With ``sets``
+        (0.9, or "raps:0.9") each prediction has the set of classes that contains the true one with this probability.
         """
         if not isinstance(images, (list, tuple)):
-            return self.predict([images], explain, threshold)[0]
+            return self.predict([images], explain, threshold, sets=sets)[0]
         found: list[Prediction] = []
         for start in range(0, len(images), batch_size):
             crops = np.stack([self.prepare(image) for image in images[start : start + batch_size]])
-            found += self.describe(*self.run(crops, explain), threshold)
+            found += self.describe(*self.run(crops, explain), threshold, sets)
         return found
 
     def describe(
-        self, probabilities: Floats, heat: Maps | None = None, threshold: float | None = None
-    ) -> list[Prediction]:
+        self, probabilities: Floats, heat: Maps | None = None, threshold: float | None = None,
+        sets: str | float | None = None,
+    ) -> list[Prediction]:  # fmt: skip
         """The outputs of :meth:`run` as one prediction per image."""
         chosen = decide(probabilities, self.rule)
         confidences = confidence(probabilities, None if self.multilabel else chosen)
+        kind = self.calibration.confidence
+        scores = confidences if self.multilabel else confidence(probabilities, chosen, kind)
+        inside = None if sets is None else self.sets(probabilities, sets)
         return [
             Prediction(
                 probabilities=row,
                 classes=self.classes,
                 label="|".join(np.array(self.classes)[row >= 0.5]) if self.multilabel else self.classes[chosen[i]],
                 confidence=float(confidences[i]),
-                abstain=None if threshold is None else bool(confidences[i] < threshold),
+                abstain=None if threshold is None else bool(scores[i] < threshold),
+                score=float(scores[i]),
+                set=None if inside is None else inside[i],
                 rule=self.rule.name,
                 similar=self.similar(int(chosen[i])),
                 heat=None if heat is None else enlarge(heat[i], self.description.crop),
             )
             for i, row in enumerate(probabilities)
         ]
+
+    def sets(self, probabilities: Floats, level: str | float) -> list[tuple[str, ...]]:
+        """Conformal prediction sets of probabilities [N, K], the most probable class first; ``level`` as in predict."""
+        fitted = self.calibration.sets
+        if self.multilabel or fitted is None:
+            why = (
+                "with several labels there are none" if self.multilabel else "run `cclnet evaluate`, then export again"
+            )
+            raise InputError(f"{self.folder} has no prediction sets: {why}.")
+        share, kind = conformal.parse_sets(level)
+        inside = conformal.sets(probabilities, kind or fitted.kind, fitted.at(share, kind))
+        order = np.argsort(-probabilities, axis=1, kind="stable")
+        return [tuple(self.classes[k] for k in ranked if inside[i, k]) for i, ranked in enumerate(order)]
 
     def similar(self, index: int, count: int = SIMILAR) -> tuple[tuple[str, float], ...]:
         """The other classes with the most weight in the soft label of a class; () without soft labels."""
@@ -160,7 +185,7 @@ class Model:
                 f"{self.folder} has no abstention curve for the decision rule '{self.rule.name}': export it again with "
                 "that rule from a run that has a predictions.csv."
             )
-        return curve_of_run(self.folder, self.temperature, self.rule)
+        return curve_of_run(self.folder, self.temperature, self.rule, self.calibration.confidence)
 
     def threshold(self, coverage: float | None = None, risk: float | None = None) -> float:
         """The confidence below which to abstain, so that on the run's held-out images at least ``coverage`` of the

@@ -121,6 +121,19 @@ def calibration_statistic(predictions: Predictions, exact: bool = False) -> Stat
     return Statistic(sparse.csr_array(features), scores)
 
 
+def aurc_statistic(confidence: Floats, right: npt.NDArray[np.bool_], exact: bool = False) -> Statistic:
+    """The AURC of N decisions with any confidence, as in ``calibration_statistic``."""
+    block, blocks = blocks_of(-confidence, len(confidence) if exact else BLOCKS)
+    features = sparse.hstack(
+        [columns(block, blocks), columns(block, blocks, (~right).astype(np.float64))], format="csr"
+    )
+
+    def scores(totals: Floats) -> dict[str, Floats]:
+        return {"aurc": area_under_risk(totals[:, :blocks], totals[:, blocks:])}
+
+    return Statistic(sparse.csr_array(features), scores)
+
+
 def reliability(predictions: Predictions) -> tuple[ReliabilityBin, ...]:
     """The non-empty bins of the ECE: bounds, number of decisions, mean confidence, accuracy."""
     confidence, right = (values.ravel() for values in confidences(predictions))

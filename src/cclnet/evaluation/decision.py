@@ -2,9 +2,16 @@
 share of images, or of errors.
 
 The abstention curve is measured on images that the run was not trained on: of the n most confident images, their share
-of all (coverage) and the share of them that is wrong (risk). The confidence is the probability of the chosen class.
-With several labels it is that of the least confident decision, ``min_k max(p_k, 1 - p_k)``, and one wrong label makes
-the image wrong.
+of all (coverage) and the share of them that is wrong (risk). The confidence is one of two:
+
+- probability: that of the chosen class. With several labels it is that of the least confident decision,
+  ``min_k max(p_k, 1 - p_k)``, and one wrong label makes the image wrong.
+- logit_norm: the centred logit of the chosen class divided by the norm of the centred logits, ``z_k / ‖z‖`` with
+  ``z = log p - mean(log p)``. Log-probabilities are logits up to a constant, which centring removes, so probabilities
+  suffice; a temperature cancels. Training with soft labels bounds the logits by an amount that differs between images,
+  which disturbs the order of the probabilities; the norm removes it. With two classes it is constant and not used.
+
+A run uses the one with the smaller area under the risk-coverage curve (AURC) on held-out images.
 
 SciPy and pandas are imported where they are used, so that prediction does without them.
 """
@@ -22,9 +29,9 @@ import numpy.typing as npt
 from cclnet.errors import InputError
 from cclnet.runs.decision_rule import RULES, DecisionRule, Floats, Indices, balancing_weights, decide, make_rule
 from cclnet.runs.folder import RunFolder, open_run
-from cclnet.runs.model import AbstentionCurve
+from cclnet.runs.model import CONFIDENCES, AbstentionCurve
 from cclnet.runs.predictions import Predictions
-from cclnet.runs.scores import DecisionScores, Estimate, RuleScores, finite
+from cclnet.runs.scores import AbstentionScores, DecisionScores, Estimate, RuleScores, finite
 
 if TYPE_CHECKING:
     from cclnet.evaluation.bootstrap import Statistic, Units
@@ -36,6 +43,7 @@ IN_WORDS = {
     "costs": "The model chooses the class with the smallest expected cost.",
 }
 POINTS = 1000
+SMALLEST = float(np.finfo(np.float64).eps)  # probability, before its logarithm is taken
 TOLERANCE = 1e-6  # confidences that differ by less count as equal: engines differ by as much
 
 
@@ -94,20 +102,70 @@ def rule_statistic(predictions: Predictions, rule: DecisionRule, costs: Floats |
     return Statistic(columns(np.asarray(cells, np.intp), size * size), scores)
 
 
-def confidence(probabilities: Floats, chosen: Indices | None) -> Floats:
-    """The confidence of each image, [N] from [N, K] and the chosen classes [N]; None with several labels.
+def confidence(probabilities: Floats, chosen: Indices | None, kind: str = "probability") -> Floats:
+    """The confidence of each image in 0..1, [N] from [N, K] and the chosen classes [N]; None with several labels.
 
     >>> confidence(np.array([[0.9, 0.1], [0.6, 0.4]]), None).tolist()
     [0.9, 0.6]
+    >>> confidence(np.array([[0.5, 0.25, 0.25]]), np.array([0]), "logit_norm").round(4).tolist()  # sqrt(2 / 3)
+    [0.8165]
     """
     if chosen is None:
         return np.maximum(probabilities, 1 - probabilities).min(axis=1)
-    return probabilities[np.arange(len(chosen)), chosen]
+    rows = np.arange(len(chosen))
+    if kind == "probability":
+        return probabilities[rows, chosen]
+    logits = np.log(np.maximum(probabilities, SMALLEST))
+    centred = logits - logits.mean(axis=1, keepdims=True)
+    norm = np.linalg.norm(centred, axis=1)
+    return np.clip(centred[rows, chosen] / np.where(norm > 0, norm, 1.0), 0.0, 1.0)
+
+
+def score_abstention(
+    reported: Predictions, fitting: Predictions | None, rule: DecisionRule, units: Units, draws: int, seed: int
+) -> AbstentionScores:
+    """The AURC of both kinds of confidence on calibrated predictions by a rule, and the kind to use.
+
+    It is chosen on ``fitting``. Where that is None it is chosen on all reported images, and ``aurc_of_choice`` is
+    cross-fitted: the mean over two halves (by group) of the AURC of the kind that is better on the other half.
+    """
+    from cclnet.evaluation.bootstrap import bootstrap, interval
+    from cclnet.evaluation.calibration import aurc_statistic, halves_of
+
+    def area(predictions: Predictions, kind: str) -> float:
+        statistic = aurc_statistic(*_confident_and_right(predictions, rule, kind), exact=True)
+        return float(statistic.scores(np.asarray(statistic.features.sum(axis=0))[None])["aurc"][0])
+
+    def better(predictions: Predictions) -> str:
+        kinds = CONFIDENCES if predictions.num_classes > 2 else CONFIDENCES[:1]
+        return min(kinds, key=lambda kind: area(predictions, kind))
+
+    values = {kind: area(reported, kind) for kind in CONFIDENCES}
+    statistics = [aurc_statistic(*_confident_and_right(reported, rule, kind)) for kind in CONFIDENCES]
+    estimates = {}
+    for (kind, value), drawn in zip(values.items(), bootstrap(statistics, units, draws, seed), strict=True):
+        ends = interval(value, drawn["aurc"], units.count)
+        estimates[kind] = Estimate(*(finite(float(x)) for x in (value, *ends)))
+    second = halves_of(units, seed)
+    if fitting is not None or not second.any() or second.all():
+        chosen = better(reported if fitting is None else fitting)
+        return AbstentionScores(chosen, estimates, None if fitting is None else values[chosen])
+    halves = [reported.select(half) for half in (~second, second)]
+    crossed = [area(half, better(other)) * len(half) for half, other in (halves, halves[::-1])]
+    return AbstentionScores(better(reported), estimates, sum(crossed) / len(reported))
+
+
+def _confident_and_right(
+    predictions: Predictions, rule: DecisionRule, kind: str
+) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    chosen = decide(predictions.probabilities, rule)
+    return confidence(predictions.probabilities, chosen, kind), chosen == predictions.labels
 
 
 def measure_curve(
-    confidences: Floats, right: npt.NDArray[np.bool_], split: str, groups: npt.NDArray[np.intp] | None = None
-) -> AbstentionCurve:
+    confidences: Floats, right: npt.NDArray[np.bool_], split: str, groups: npt.NDArray[np.intp] | None = None,
+    kind: str = "probability",
+) -> AbstentionCurve:  # fmt: skip
     """The curve of N decisions from their confidence and correctness; equally confident ones form one point.
 
     A threshold is half-way between the last image it keeps and the next, so that neither rounding nor another engine
@@ -126,11 +184,14 @@ def measure_curve(
     kept = shown + 1
     between = np.append((sorted_[:-1] + sorted_[1:]) / 2, 0.0)
     independent = None if groups is None else independent_images(~right[order], groups[order])[shown]
-    return AbstentionCurve(split, len(order), between[shown], kept / len(order), wrong[shown] / kept, independent)
+    risk = wrong[shown] / kept
+    return AbstentionCurve(split, len(order), between[shown], kept / len(order), risk, independent, kind)
 
 
-def curve_of_run(folder: Path, temperature: float | None, rule: DecisionRule) -> AbstentionCurve:
-    """The curve of a run folder by a rule, from its predictions of the reported split."""
+def curve_of_run(
+    folder: Path, temperature: float | None, rule: DecisionRule, kind: str = "probability"
+) -> AbstentionCurve:
+    """The curve of a run folder by a rule and a kind of confidence, from its predictions of the reported split."""
     from cclnet.evaluation.bootstrap import units_of
     from cclnet.evaluation.calibration import with_temperature
     from cclnet.evaluation.classification import decisions
@@ -144,8 +205,7 @@ def curve_of_run(folder: Path, temperature: float | None, rule: DecisionRule) ->
     units = units_of(held_out)
     groups = units.index if units.kind == "groups" else None
     if held_out.multilabel:
-        chosen, right = None, (decisions(held_out) == held_out.labels).all(axis=1)
+        sure, right = confidence(held_out.probabilities, None), (decisions(held_out) == held_out.labels).all(axis=1)
     else:
-        chosen = decide(held_out.probabilities, rule)
-        right = chosen == held_out.labels
-    return measure_curve(confidence(held_out.probabilities, chosen), right, run.split, groups)
+        sure, right = _confident_and_right(held_out, rule, kind)
+    return measure_curve(sure, right, run.split, groups, kind)

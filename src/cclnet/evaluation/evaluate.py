@@ -9,9 +9,10 @@ import numpy as np
 
 from cclnet.evaluation import calibration
 from cclnet.evaluation.bootstrap import Units, intervals_summary, units_of, units_with
-from cclnet.evaluation.calibration import SMALLEST, calibrate, fitting_split
+from cclnet.evaluation.calibration import SMALLEST, calibrate, fitting_split, with_temperature
 from cclnet.evaluation.classification import confusion, decisions, predicted_classes
-from cclnet.evaluation.decision import rule_of_run, score_rules
+from cclnet.evaluation.conformal import score_sets
+from cclnet.evaluation.decision import rule_of_run, score_abstention, score_rules
 from cclnet.evaluation.metrics import Sample, calibration_metrics, compute, metrics_for, task_of
 from cclnet.evaluation.similarity import summarise
 from cclnet.files import make_folder
@@ -81,17 +82,41 @@ def evaluate(
         mistakes=_mistakes(reported),
         warnings=(),
         versions=package_versions(PACKAGES),
-        decisions=None if reported.multilabel else score_rules(after or reported, rule, units, draws, seed),
     )
+    found = Calibration(
+        FittedTemperature(temperature.value, temperature.fitted_on, temperature.images, temperature.halves)
+    )
+    if not reported.multilabel:
+        held_out = opened.predictions.of_split(fit_on) if fit_on else None
+        scores, found = _with_decisions(scores, found, reported, after, held_out, rule, units, draws, seed)
     scores = replace(scores, warnings=_warnings(scores, reported, units, fitting if fit_on else None))
     folder = opened.folder if out is None else RunFolder(out)
     if folder is not None:
         make_folder(folder.path)
         if opened.folder is not None and folder.path.samefile(opened.folder.path):
-            fitted = FittedTemperature(temperature.value, temperature.fitted_on, temperature.images, temperature.halves)
-            folder.write_calibration(Calibration(fitted, decision=None if reported.multilabel else rule))
+            folder.write_calibration(found)
         folder.write_scores(scores)
     return scores
+
+
+def _with_decisions(
+    scores: Scores, found: Calibration, reported: Predictions, after: Predictions | None, held_out: Predictions | None,
+    rule: DecisionRule, units: Units, draws: int, seed: int,
+) -> tuple[Scores, Calibration]:  # fmt: skip
+    """Scores and calibration with decision rules, abstention and prediction sets.
+
+    ``after``: the reported predictions at their temperature; ``held_out``: the predictions that it was fitted on, None
+    if it was cross-fitted.
+    """
+    calibrated, temperature = after or reported, scores.calibration.temperature
+    fitting = held_out
+    if held_out is not None and temperature.value is not None:
+        fitting = with_temperature(held_out, temperature.value)
+    abstention = score_abstention(calibrated, fitting, rule, units, draws, seed)
+    thresholds, sets = score_sets(reported, held_out, temperature, units, draws, seed)
+    decided = score_rules(calibrated, rule, units, draws, seed)
+    scores = replace(scores, decisions=decided, abstention=abstention, sets=sets)
+    return scores, replace(found, decision=rule, confidence=abstention.chosen, sets=thresholds)
 
 
 def _rule(

@@ -241,9 +241,16 @@ def _templates() -> Environment:
         "counted": count_text,
         "duration": duration_text,
         "one_line": lambda name: " ".join(name.split()),
+        "lowest": lowest,
         "md": markdown_text,
     }
     return environment
+
+
+def lowest(values: Sequence[float | None], names: Sequence[str]) -> tuple[str, float | None]:
+    """The name with the lowest value, and the value; those that are None are left out."""
+    known = [(value, name) for value, name in zip(values, names, strict=True) if value is not None]
+    return min(known)[::-1] if known else (text.NONE, None)
 
 
 def markdown_text(value: object) -> str:

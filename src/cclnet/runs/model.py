@@ -32,6 +32,8 @@ MAX_SIDE = 8192  # pixels
 MAX_TEXT = 1000  # characters
 COUNT, TEXT, SHARE = rule(low=0), rule(max_text=MAX_TEXT), rule(low=0, high=1)
 TEMPERATURE = rule(low=1e-3, high=1e3)
+NAMES = {"probability": "confidence", "logit_norm": "logit divided by the norm of the logits"}  # to abstain by
+CONFIDENCES = tuple(NAMES)
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,7 @@ class AbstentionCurve:
     coverage: Floats
     risk: Floats
     independent: Floats | None = None
+    confidence: str = "probability"  # what the thresholds are of
 
     def at(self, coverage: float | None = None, risk: float | None = None) -> int:
         """The index of the point that keeps at least ``coverage`` of the images, or the most with at most ``risk``."""
@@ -200,15 +203,17 @@ class AbstentionCurve:
         centre, spread = share + z * z / (2 * kept), z * np.sqrt(share * (1 - share) / kept + (z / (2 * kept)) ** 2)
         low, high = (float(np.clip((centre + s) / (1 + z * z / kept), 0, 1)) for s in (-spread, spread))
         return (
-            f"abstains below a confidence of {self.threshold[point]:.7g}: of {self.images:,} images of split "
-            f"'{self.split}' that keeps {self.coverage[point]:.1%}, of which {self.risk[point]:.1%} are wrong (95% "
-            f"interval {low:.1%} to {high:.1%}{over})"
+            f"abstains below a {NAMES[self.confidence]} of {self.threshold[point]:.7g}: of {self.images:,} images of "
+            f"split '{self.split}' that keeps {self.coverage[point]:.1%}, of which {self.risk[point]:.1%} are wrong "
+            f"(95% interval {low:.1%} to {high:.1%}{over})"
         )
 
     def to_json(self) -> dict[str, Any]:
         rows = np.column_stack([self.threshold, self.coverage, self.risk])
         curve = {"split": self.split, "images": self.images, "columns": ["threshold", "coverage", "risk"],
                  "rows": [[float(f"{v:.12g}") for v in row] for row in rows]}  # fmt: skip
+        if self.confidence != "probability":
+            curve["confidence"] = self.confidence
         if self.independent is not None:
             curve["independent"] = [float(f"{v:.6g}") for v in self.independent]
         return curve
@@ -222,6 +227,7 @@ class _CurveContent:
     images: int = field(metadata=rule(low=1))
     rows: tuple[tuple[float, float, float], ...] = field(metadata=SHARE)
     independent: tuple[float, ...] = field(default=(), metadata=rule(above=0))
+    confidence: str = field(default="probability", metadata=rule(choices=CONFIDENCES))
 
 
 def curve_from_json(content: Any, path: str | Path) -> AbstentionCurve:
@@ -243,7 +249,7 @@ def curve_from_json(content: Any, path: str | Path) -> AbstentionCurve:
             raise InputError(f"independent must be one number per row, at most {own.images:,}")
     except InputError as error:
         raise InputError(f"{path}: the abstention curve is refused: {error}. Export again.") from error
-    return AbstentionCurve(own.split, own.images, threshold, coverage, risk, worth)
+    return AbstentionCurve(own.split, own.images, threshold, coverage, risk, worth, own.confidence)
 
 
 @dataclass(frozen=True)
@@ -257,19 +263,52 @@ class FittedTemperature:
 
 
 @dataclass(frozen=True)
+class ConformalThresholds:
+    """Thresholds of conformal prediction sets (see evaluation/conformal.py)."""
+
+    fitted_on: str = field(metadata=TEXT)  # the split
+    images: int = field(metadata=rule(low=1))
+    kind: str = field(metadata=rule(choices=("aps", "raps")))  # that is used by default: it had the smaller sets
+    levels: tuple[float, ...] = field(metadata=rule(above=0, below=1, ascending=True))  # [L]
+    # By kind, [L]; None where there were too few images for the level, so that a set has all classes.
+    thresholds: Mapping[str, tuple[float | None, ...]]
+
+    def at(self, level: float, kind: str | None = None) -> float:
+        """The threshold of the smallest level that is at least ``level``."""
+        limits, index = self.thresholds.get(kind or self.kind), int(np.searchsorted(self.levels, level - 1e-9))
+        if limits is None or len(limits) != len(self.levels) or index == len(limits):
+            raise InputError(f"there are no prediction sets of kind '{kind or self.kind}' and level {level:g}.")
+        limit = limits[index]
+        return math.inf if limit is None else limit
+
+
+@dataclass(frozen=True)
 class Calibration:
-    """What was fitted or chosen after training (calibration.json): temperature, decision rule and, of an exported
-    model, abstention curve."""
+    """What was fitted or chosen after training (calibration.json): temperature, decision rule, confidence score for
+    abstention, thresholds of prediction sets and, of an exported model, abstention curve."""
 
     temperature: FittedTemperature = FittedTemperature()
     abstention: AbstentionCurve | None = None
     decision: DecisionRule | None = None  # None where none was chosen
+    confidence: str = "probability"  # by which to abstain
+    sets: ConformalThresholds | None = None  # None before evaluation, and with several labels
 
     def to_json(self) -> dict[str, Any]:
         """The content of calibration.json."""
-        content = {"format": 1, "temperature": to_plain(self.temperature)}
+        content = {"format": 1, "temperature": to_plain(self.temperature), "confidence": self.confidence}
         content |= {} if self.decision is None else {"decision": to_plain(self.decision)}
+        content |= {} if self.sets is None else {"sets": to_plain(self.sets)}
         return content if self.abstention is None else content | {"abstention": self.abstention.to_json()}
+
+
+@dataclass(frozen=True)
+class _CalibrationContent:
+    """calibration.json without the abstention curve."""
+
+    temperature: FittedTemperature = FittedTemperature()
+    decision: DecisionRule | None = None
+    confidence: str = field(default="probability", metadata=rule(choices=CONFIDENCES))
+    sets: ConformalThresholds | None = None
 
 
 def read_calibration_file(path: str | Path) -> Calibration:
@@ -279,17 +318,18 @@ def read_calibration_file(path: str | Path) -> Calibration:
     if path.is_file():
         content = read_json(path)
         _check_format(content, path, (1,))
-        fitted, curve, chosen = content.get("temperature"), content.get("abstention"), content.get("decision")
     else:
         path = path.with_name("model.json")
         content = read_json(path) if path.is_file() else {}
         if content.get("format") != 1:
             return Calibration()
-        fitted, curve, chosen = {"value": content.get("temperature")}, content.get("thresholds"), None
+        content = {"temperature": {"value": content.get("temperature")}, "abstention": content.get("thresholds")}
+    curve = content.get("abstention")
     abstention = None if curve is None else curve_from_json(curve, path)
     try:
-        decision = None if chosen is None else from_plain(DecisionRule, chosen, "decision.")
-        return Calibration(from_plain(FittedTemperature, fitted, "temperature."), abstention, decision)
+        # The curve has rules of its own, which the others need not know.
+        rest = from_plain(_CalibrationContent, {name: own for name, own in content.items() if own is not None})
+        return Calibration(rest.temperature, abstention, rest.decision, rest.confidence, rest.sets)
     except InputError as error:
         raise InputError(f"{path} is refused: {error}.") from error
 

@@ -141,6 +141,36 @@ class DecisionScores:
 
 
 @dataclass(frozen=True)
+class AbstentionScores:
+    """Abstention by two kinds of confidence (see evaluation/decision.py), of the decisions by the rule of the model."""
+
+    chosen: str  # the kind that the model abstains by: "probability" or "logit_norm"
+    aurc: dict[str, Estimate]  # by kind; lower is better
+    aurc_of_choice: float | None  # of a kind that was chosen on other images; None where there were none
+
+
+@dataclass(frozen=True)
+class SetScores:
+    """Conformal prediction sets of one kind and level, measured on images that their threshold was not fitted on."""
+
+    kind: str  # "aps" or "raps"
+    level: float  # the share of sets that should contain the true class
+    coverage: Estimate  # the share that does
+    size: Estimate  # mean number of classes
+    single: Estimate  # share of sets with one class
+    coverage_of_classes: tuple[float | None, ...]  # [K]
+
+
+@dataclass(frozen=True)
+class PredictionSets:
+    """Conformal prediction sets; ``chosen`` is the kind that the model uses."""
+
+    chosen: str
+    fitted_on: str
+    rows: tuple[SetScores, ...]
+
+
+@dataclass(frozen=True)
 class ClassLeak:
     """The images of one class whose group is also in the training split."""
 
@@ -232,7 +262,10 @@ class Scores:
     mistakes: tuple[Mistake, ...]  # most confident first, at most 24; empty for multi-label
     warnings: tuple[str, ...]
     versions: dict[str, str]
-    decisions: DecisionScores | None = None  # None for multi-label, and in files of older versions
+    # None for multi-label, and in files of older versions.
+    decisions: DecisionScores | None = None
+    abstention: AbstentionScores | None = None
+    sets: PredictionSets | None = None
 
     @property
     def multilabel(self) -> bool:

@@ -11,6 +11,7 @@ from served import colour_model
 from cclnet.deploy.predictor import Prediction
 from cclnet.deploy.serve.answers import explain_confidence, heat_location, make_answer, per_hundred, percent
 from cclnet.deploy.serve.decoding import Upload
+from cclnet.deploy.serve.guard import ServeSettings
 from cclnet.evaluation.decision import measure_curve
 
 
@@ -24,7 +25,9 @@ def predicted(*p: float, multilabel: bool = False) -> Prediction:
 )
 def test_sureness(p: float, words: str) -> None:
     upload = Upload(np.zeros((16, 16, 3), np.uint8), (0.0, 0.1, 1.0, 0.8), "hash", "")
-    answer = make_answer("m", colour_model(Path()), upload, np.array([p, (1 - p) / 2, (1 - p) / 2]), None, None)
+    answer = make_answer(
+        ServeSettings("m"), colour_model(Path()), upload, np.array([p, (1 - p) / 2, (1 - p) / 2]), None, None
+    )
     assert (answer.label, answer.sureness) == ("red", words)
     assert (answer.seen.left, answer.seen.top, answer.seen.width, answer.seen.height) == upload.seen
 

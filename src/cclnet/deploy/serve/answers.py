@@ -12,6 +12,7 @@ from cclnet.deploy.engines import Floats, Maps
 from cclnet.deploy.predictor import Model, Prediction, enlarge
 from cclnet.deploy.serve.decoding import Upload
 from cclnet.deploy.serve.guard import ServeSettings
+from cclnet.evaluation.conformal import parse_sets
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import AbstentionCurve
 
@@ -55,6 +56,13 @@ class HeatMap(BaseModel):
     png: str = Field(description="Data URI of a grey PNG of the seen region; white is the strongest evidence.")
 
 
+class PredictionSet(BaseModel):
+    """Classes that contain the true one with this probability, on images like those of the evaluation."""
+
+    level: float = Field(ge=0, le=1)
+    classes: list[str] = Field(description="The most probable first.")
+
+
 class Seen(BaseModel):
     """Region of the upright image that the network gets, as fractions of its width and height."""
 
@@ -70,6 +78,7 @@ class Answer(BaseModel):
     label: str = Field(description="The class by the decision rule; if multilabel, all of at least 0.5, joined by |.")
     rule: str = Field(description="The decision rule: accuracy (the most probable class), balanced or costs.")
     confidence: float = Field(ge=0, le=1, description="Probability of the label; if multilabel, of the least sure one.")
+    set: PredictionSet | None = Field(description="Conformal prediction set, if the model has thresholds for them.")
     sureness: str = Field(description="The confidence in one or two words.")
     words: list[str] = Field(description="What the confidence means, in sentences.")
     probabilities: list[ClassProbability] = Field(description="All classes, the most probable first.")
@@ -147,15 +156,16 @@ def model_info(model: Model, settings: ServeSettings) -> ModelInfo:
 
 
 def make_answer(
-    name: str, model: Model, upload: Upload, p: Floats, heat: Maps | None, curve: AbstentionCurve | None
+    settings: ServeSettings, model: Model, upload: Upload, p: Floats, heat: Maps | None, curve: AbstentionCurve | None
 ) -> Answer:
     """Return the answer for one image from probabilities [K] and heat map [h', w'] of :meth:`Model.run`."""
-    (prediction,) = model.describe(p[None])
+    (prediction,) = model.describe(p[None], sets=settings.sets)
     ranked = prediction.top(len(model.classes))
     return Answer(
         label=prediction.label,
         rule=prediction.rule,
         confidence=prediction.confidence,
+        set=_prediction_set(settings.sets, prediction.set),
         sureness=next(text for minimum, text in LEVELS if prediction.confidence >= minimum),
         words=explain_confidence(prediction, model.multilabel, model.temperature is not None, curve),
         probabilities=[ClassProbability(name=n, probability=p) for n, p in ranked],
@@ -164,8 +174,14 @@ def make_answer(
         seen=Seen(**dict(zip(("left", "top", "width", "height"), upload.seen, strict=True))),
         picture=upload.picture or None,
         sha256=upload.sha256,
-        model=name,
+        model=settings.name,
         notice=NOTICE,
+    )
+
+
+def _prediction_set(level: str | None, classes: tuple[str, ...] | None) -> PredictionSet | None:
+    return (
+        None if level is None or classes is None else PredictionSet(level=parse_sets(level)[0], classes=list(classes))
     )
 
 
@@ -200,7 +216,7 @@ def explain_confidence(
         sentences.append(f"By its calibration, {per_hundred(confidence)} such images are of this class.")
     if curve is not None:
         # The error rate on held-out images with at least this confidence. The last threshold keeps every image.
-        point = int(np.flatnonzero(curve.threshold <= confidence)[0])
+        point = int(np.flatnonzero(curve.threshold <= prediction.score)[0])
         images = round(float(curve.coverage[point]) * curve.images)
         wrong = percent(float(curve.risk[point])) if curve.risk[point] > 0 else "none"
         held_out = f"On {curve.images:,} held-out images it was at least this confident for {images:,}"

@@ -80,6 +80,7 @@ class ServeSettings:
     host: str = "127.0.0.1"
     allowed_hosts: tuple[str, ...] = ()  # further host names, such as that of a proxy
     token: str | None = None  # required of all requests
+    sets: str | None = None  # level of prediction sets, as for Model.predict; None: none are shown
 
     def __post_init__(self) -> None:
         if self.max_batch < 1 or (self.decoders is not None and self.decoders < 1):

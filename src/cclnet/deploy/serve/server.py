@@ -25,6 +25,7 @@ from cclnet.deploy.serve.decoding import start_fork_server
 from cclnet.deploy.serve.guard import MAX_HEADER_BYTES, Limits, ServeSettings, check_token
 from cclnet.deploy.serve.service import PARALLEL_BATCHES
 from cclnet.errors import InputError
+from cclnet.evaluation.conformal import DEFAULT_LEVEL
 from cclnet.files import make_folder
 from cclnet.runs.folder import RunFolder
 
@@ -57,6 +58,10 @@ def serve(
         model = load_to_serve(run, device, engine, decision=decision, cost=cost)
         pictures, note = read_examples(model.folder, model.classes, model.multilabel, data) if examples else ({}, "")
         kept_in = make_folder(settings.kept_in).resolve() if settings.kept_in else None
+        if settings.sets is None and model.calibration.sets is not None and not model.multilabel:
+            settings = replace(settings, sets=str(DEFAULT_LEVEL))
+        if settings.sets is not None:
+            model.sets(np.full((1, len(model.classes)), 1 / len(model.classes)), settings.sets)  # an error at the start
         settings = replace(settings, name=model.folder.resolve().name, kept_in=kept_in, examples=pictures)
         address, port = listening.getsockname()[:2]
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}"

@@ -180,8 +180,7 @@ class Service:
         probabilities, heat = await self.batcher.submit(item, limits.seconds)
         chosen = decide(probabilities[None], self.model.rule)[0]
         self.metrics.predictions.labels(self.model.classes[int(chosen)]).inc()
-        name = self.settings.name
-        return await asyncio.to_thread(make_answer, name, self.model, upload, probabilities, heat, self.curve)
+        return await asyncio.to_thread(make_answer, self.settings, self.model, upload, probabilities, heat, self.curve)
 
     def run(self, items: Sequence[Input]) -> list[Output]:
         """Run a batch, with and without heat maps separately because heat maps may cost more."""

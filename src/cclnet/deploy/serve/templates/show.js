@@ -44,7 +44,20 @@ function showVerdict(answer) {
   prediction.textContent = labels(answer);
   if (!several) prediction.append(" ", element("small", percent(answer.confidence)));
   prediction.closest(".verdict").classList.toggle("unsure", answer.confidence < 0.5);
+  showSet(answer.set);
   document.getElementById("explanation").replaceChildren(...answer.words.map((line) => element("p", line)));
+}
+
+// The classes that contain the true one with a chosen probability, as chips.
+function showSet(found) {
+  const line = document.getElementById("set");
+  line.hidden = !found;
+  if (!found) return;
+  const level = percent(found.level).replace(".0%", "%");
+  const alone = found.classes.length === 1;
+  const title = element("span", alone ? `Only possible class at ${level}:` : `Possible classes at ${level}:`, "muted");
+  line.replaceChildren(title, ...found.classes.map((name) => element("span", name, "chip")));
+  line.title = `On images like those of the evaluation, such a set contains the true class in ${level} of cases.`;
 }
 
 function showBars(answer) {
