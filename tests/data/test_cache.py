@@ -51,7 +51,8 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are decoded in this process (one worker)."""
+    """The names of the files that are decoded, in threads of this process."""
+    monkeypatch.setattr(parallel, "_FORKS", False)
     names: list[str] = []
 
     def counted(path: Path, short_side: int) -> np.ndarray:

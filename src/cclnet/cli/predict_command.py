@@ -17,7 +17,7 @@ from cclnet.files import make_folder
 from cclnet.settings import Settings
 
 
-@with_settings(Settings, only=("image_column", "image_folder", "decision", "cost"))
+@with_settings(Settings, only=("image_column", "image_folder", "follow_links", "decision", "cost"))
 def predict(
     run: Annotated[Path, typer.Argument(help="A run folder, or an exported model.")],
     images: Annotated[list[str], typer.Argument(help="Image files, folders of them, or one table (CSV) or data set.")],
@@ -51,7 +51,7 @@ def predict(
         raise InputError(f"{out} is a folder: give --out the name of a table, such as {out / 'predictions.csv'}.")
     make_folder(out.parent)  # before the work, so that a failure costs nothing
     folder = Path(options["image_folder"]).expanduser() if "image_folder" in options else None
-    inputs = predicting.gather(images, options.get("image_column"), folder)
+    inputs = predicting.gather(images, options.get("image_column"), folder, options.get("follow_links") == "true")
     console = Console(stderr=True)
     with console.status("Loading the model"):
         rule = {name: options.get(name) for name in ("decision", "cost")}

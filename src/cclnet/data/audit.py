@@ -27,7 +27,7 @@ from scipy.fft import dctn
 from cclnet.data.cache import DecodedImages, decode_readable
 from cclnet.data.identifiers import suspected_ids
 from cclnet.data.image_io import UnreadableImage, brightest_16_bit, image_size
-from cclnet.data.parallel import available_cores, counting_images, process_chunks
+from cclnet.data.parallel import available_cores, counting_images, limited, process_chunks
 from cclnet.data.split import SplitNames, make_split
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError
@@ -39,6 +39,7 @@ from cclnet.settings import SplitSettings, read_settings
 Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.intp]
 Finding = tuple[str, str, str, str]  # finding, image, other image, detail
+_Header = tuple[int, tuple[int, int] | str, int | None]  # row, height and width or what is wrong, brightest value
 _Measured = tuple[Hashes, int, tuple[int, int]]  # perceptual hash, contrast, file size
 
 SAMPLE = 2000  # headers that `describe` reads at most, evenly over the set
@@ -121,29 +122,48 @@ def _ids_in_names(table: ImageTable, splits: SplitNames | None = None) -> list[s
 def _read_sizes(table: ImageTable) -> tuple[dict[tuple[int, int], int], int, list[str]]:
     if isinstance(table.images, np.ndarray):
         return {(table.images.shape[1], table.images.shape[2]): len(table)}, len(table), []
-    rows = np.unique(np.linspace(0, len(table) - 1, SAMPLE).round().astype(np.int64))
-    sizes: Counter[tuple[int, int]] = Counter()
-    readable: list[Path] = []
-    broken: list[str] = []
-    for path in (table.images[row] for row in rows):
-        try:
-            sizes[image_size(path)] += 1
-            readable.append(path)
-        except UnreadableImage as error:
-            broken.append(f"{path.name}: {error.reason}")
-    problems = [f"images that cannot be read: {len(broken):,} ({listed(broken)})"] if broken else []
+    paths, sizes = table.images, Counter[tuple[int, int]]()
+    rows = np.unique(np.linspace(0, len(table) - 1, SAMPLE).round().astype(np.int64)).tolist()
     # 12-bit values in 16-bit files are shown almost black.
-    candidates = [path for path in readable if path.suffix.lower() in (".png", ".tif", ".tiff")][:16]
-    try:
-        brightest = [value for path in candidates if (value := brightest_16_bit(path)) is not None]
-    except UnreadableImage as error:
-        return dict(sizes), len(rows), [*problems, str(error)]
+    checked = [row for row in rows if paths[row].suffix.lower() in (".png", ".tif", ".tiff")][:16]
+    found: dict[int, tuple[int, int] | str] = {}
+    brightest: list[int] = []
+
+    def measure(some: list[int]) -> list[_Header]:
+        return [(row, *_header(paths[row], row, row in checked)) for row in some]
+
+    def store(done: list[_Header]) -> None:
+        for row, size, value in done:
+            found[row] = size
+            brightest.extend([] if value is None else [value])
+
+    def fail(row: int, reason: str) -> list[_Header]:
+        return [(row, reason, None)]
+
+    process_chunks(measure, rows, available_cores(), store, fail)
+    broken: list[str] = []
+    for row in rows:
+        if isinstance(size := found[row], str):
+            broken.append(f"{paths[row].name}: {size}")
+        else:
+            sizes[size] += 1
+    problems = [f"images that cannot be read: {len(broken):,} ({listed(broken)})"] if broken else []
     if brightest and max(brightest) < 4096:
         problems.append(
             f"16-bit images whose brightest pixel is {max(brightest)} of 65535 ({len(brightest)} checked): they are "
             "read as almost black. Scale them to the full range first."
         )
     return dict(sizes), len(rows), problems
+
+
+def _header(path: Path, row: int, with_brightest: bool) -> tuple[tuple[int, int] | str, int | None]:
+    """Return the size of an image, or the reason why it has none, and its brightest value if it is 16-bit grey."""
+    try:
+        with limited(row):
+            size = image_size(path)
+            return size, brightest_16_bit(path) if with_brightest else None
+    except UnreadableImage as error:
+        return error.reason, None
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 from cclnet.data.image_io import RGB, UnreadableImage, read_resized, resize, resized_shape
-from cclnet.data.parallel import available_cores, counting_images, process_chunks, shared_integer
+from cclnet.data.parallel import available_cores, counting_images, limited, process_chunks, shared_integer
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 from cclnet.files import write_whole
@@ -117,6 +117,11 @@ def decode_readable(
         raise InputError(f"short_side must be at least 1 pixel, got {short_side}.")
     if workers is not None and workers < 1:
         raise InputError(f"workers must be at least 1, got {workers}.")
+
+    def unreadable(row: int, reason: str) -> str:
+        named = table.names[row] if isinstance(table.images, np.ndarray) else table.images[row]
+        return str(UnreadableImage(named, reason))
+
     if isinstance(table.images, np.ndarray):
         if (in_memory := _resize_in_memory(table.images, short_side)) is not None:
             return in_memory, {}
@@ -124,7 +129,7 @@ def decode_readable(
         entries["name"] = [hashlib.blake2b(image.tobytes(), digest_size=12).hexdigest() for image in table.images]
     else:
         entries, missing = file_entries(table.images, table.root)
-        broken = {row: str(UnreadableImage(table.images[row], reason)) for row, reason in missing.items()}
+        broken = {row: unreadable(row, reason) for row, reason in missing.items()}
 
     def read(row: int) -> RGB:
         image = table.images[row]
@@ -137,7 +142,7 @@ def decode_readable(
         try:
             store.folder.mkdir(parents=True, exist_ok=True)
             with store.lock(lambda: console.print("Another run is decoding these images. Waiting for it.")):
-                index = _add_missing(store, entries, read, broken, workers or available_cores(), progress)
+                index = _add_missing(store, entries, read, broken, unreadable, workers or available_cores(), progress)
         except OSError as error:
             raise InputError(
                 f"cannot write decoded images to {store.folder}: {error.strerror or error}. The cache is unchanged. "
@@ -317,11 +322,12 @@ class PixelStore:
 
 
 def _add_missing(
-    store: PixelStore, entries: Entries, read: Callable[[int], RGB], broken: dict[int, str], workers: int,
-    progress: bool,
+    store: PixelStore, entries: Entries, read: Callable[[int], RGB], broken: dict[int, str],
+    unreadable: Callable[[int, str], str], workers: int, progress: bool,
 ) -> StoreIndex:  # fmt: skip
     """Decode the images of ``entries`` that the store lacks, on all cores, and return the new index. Rows for which
-    ``read`` raises UnreadableImage, in a worker, are added to ``broken``. If the disk cannot be written, the store is
+    ``read`` raises UnreadableImage, in a worker, are added to ``broken``, as are those that end their worker, which
+    ``unreadable`` describes. If the disk cannot be written, the store is
     rolled back; after any other interruption the next run resumes."""
     before = store.begin_writing()
     found = find_entries(entries, before.entries)
@@ -344,11 +350,14 @@ def _add_missing(
             store.save(index(), finished=False)
             saved_at = time.monotonic()
 
+    def fail(row: int, reason: str) -> list[tuple[int, Location | str]]:
+        return [(row, unreadable(row, reason))]
+
     path = store.pixels_path(before.token)
     write = partial(_write, read, path, shared_integer(path.stat().st_size))
     try:
         with counting_images("Decoding", len(entries), len(entries) - len(rows), progress and bool(rows)) as count:
-            process_chunks(write, rows, workers, record)
+            process_chunks(write, rows, workers, record, fail)
         store.save(index(), finished=True)
     except (OSError, InputError):  # a disk error: unreadable images raise neither in a worker
         store.roll_back()
@@ -372,7 +381,8 @@ def _write(
     with path.open("r+b", buffering=0) as file:
         for row in rows:
             try:
-                pixels = read(row)
+                with limited(row):
+                    pixels = read(row)
             except UnreadableImage as error:
                 done.append((row, str(error)))
                 continue

@@ -1,4 +1,10 @@
-"""Read one image file as the RGB pixels that a viewer shows, whatever its format, and resize it to a short side."""
+"""Read one image file as the RGB pixels that a viewer shows, whatever its format, and resize it to a short side.
+
+Image files are untrusted input. Whatever a small file can make large is checked before it is decoded: width times
+height, the size of deflated DICOM data, the number of scans of a JPEG. Conversions work on bands of rows, so that an
+image of ``MAX_PIXELS`` takes less than 2 GB. What still takes too much is ended by the limits of the processes that
+decode (:mod:`cclnet.data.parallel`).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +14,12 @@ import functools
 import io
 import math
 import os
+import stat
 import struct
 import sys
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +32,11 @@ from cclnet.errors import InputError
 RGB = npt.NDArray[np.uint8]
 
 MAX_PIXELS = 200_000_000  # larger images are refused by their header: 600 MB as RGB, 14,142 pixels square
+MAX_WEBP_PIXELS = 100_000_000  # Pillow takes 20 bytes per pixel for WebP
+MAX_SCANS = 100  # of a JPEG: each takes time for the whole image. Encoders write one, or about ten if it is progressive
+_HEADER_BYTES = 2**20  # allowed in deflated data before and behind the pixels; parsing more takes seconds
+_BAND_PIXELS = 2**22  # converted at a time
+_EXPLICIT_VR = b"1.2.840.10008.1.2.1\0"  # the transfer syntax of DICOM elements that are not compressed
 
 # Formats that only store pixels. Others that Pillow reads run an interpreter (EPS) or open other files.
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF")
@@ -35,8 +47,9 @@ SUFFIXES = frozenset(
 _JPEG = ("JPEG", "MPO")  # MPO: JPEG of a phone, followed by further pictures
 
 # Raised by Pillow's decoders for a broken file. Any other exception is a bug here and is not caught.
-_PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, OverflowError, MemoryError,
+_PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, OverflowError,
                   struct.error, zlib.error, Image.DecompressionBombError)  # fmt: skip
+_TOO_MUCH_MEMORY = "decoding it takes more memory than is allowed"
 _PILLOW_LIMIT_LOCK = threading.Lock()
 
 # A large JPEG is first reduced while decoding, to no less than twice the target size, as Pillow's thumbnails are. The
@@ -65,8 +78,16 @@ def read_image(image: str | Path | bytes, *, min_short_side: int | None = None, 
     JPEG to be decoded at 1/2, 1/4 or 1/8 of its size while the short side stays at least this long.
     """
     content, path = (image, "image") if isinstance(image, bytes) else (_read_bytes(image), image)
+    try:
+        return _decode(content, path, min_short_side, max_pixels)
+    except MemoryError:
+        raise UnreadableImage(path, _TOO_MUCH_MEMORY) from None
+
+
+def _decode(content: bytes, path: str | Path, min_short_side: int | None, max_pixels: int) -> RGB:
     if _is_dicom(path, content):
         return _read_dicom(path, io.BytesIO(content), max_pixels)
+    _check_scans(path, content)
     if (fast := _decode_jpeg(content, path, min_short_side, max_pixels)) is not None:
         return fast
     with _named_errors(path):
@@ -79,10 +100,21 @@ def read_image(image: str | Path | bytes, *, min_short_side: int | None = None, 
 
 def _read_bytes(path: str | Path) -> bytes:
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (pathlib is slow compared with the decoder)
+        with _open_file(path, buffering=0) as file:
             return file.read()
     except OSError as error:
         raise UnreadableImage(path, error.strerror or str(error)) from error
+
+
+def _open_file(path: str | Path, buffering: int = -1) -> Any:
+    """Open a file that may be an image: a pipe or a device, from which a program could read for ever, is not."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    status, most = os.fstat(descriptor), 6 * MAX_PIXELS + 2**26  # 16 bits per channel, uncompressed
+    if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+        os.close(descriptor)
+        what = f"it has {status.st_size:,} bytes, at most {most:,} are read"
+        raise UnreadableImage(path, what if stat.S_ISREG(status.st_mode) else "it is a directory, a pipe or a device")
+    return open(descriptor, "rb", buffering=buffering)  # noqa: PTH123 (pathlib is slow compared with the decoder)
 
 
 def rgb_of(image: Image.Image) -> RGB:
@@ -96,9 +128,9 @@ def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, 
     """Return height and width of the upright image, from the header alone."""
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with _open_file(path) as file:
             if _is_dicom(path, file.peek(132)):
-                header = _dicom_header(path, file, max_pixels)
+                header = _dicom_header(path, _inflated_dicom(path, file, max_pixels), max_pixels)
                 return int(header.Rows), int(header.Columns)
             image = _open(path, file, max_pixels)
             # Pillow rotates TIFF by itself, so its size is already that of the upright image.
@@ -110,7 +142,7 @@ def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, 
 
 def brightest_16_bit(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> int | None:
     """Return the largest value of a 16-bit grey image, None for any other image."""
-    with _named_errors(path), Path(path).open("rb") as file:
+    with _named_errors(path), _open_file(path) as file:
         image = _open(path, file, max_pixels)
         return int(np.asarray(image).max()) if image.mode.startswith("I;16") else None
 
@@ -120,7 +152,7 @@ def _named_errors(path: str | Path) -> Iterator[None]:
     """Raise what Pillow raises for a broken file as UnreadableImage."""
     try:
         yield
-    except UnreadableImage:
+    except (UnreadableImage, MemoryError):
         raise
     except UnidentifiedImageError as error:
         raise UnreadableImage(path, "not an image in a supported format, whatever its suffix") from error
@@ -142,7 +174,9 @@ def _open(path: str | Path, file: BinaryIO, max_pixels: int) -> ImageFile.ImageF
             image = Image.open(file, formats=_formats())
         finally:
             Image.MAX_IMAGE_PIXELS = pillow_limit
-    _check_size(path, image.height, image.width, max_pixels)
+    _check_size(
+        path, image.height, image.width, min(max_pixels, MAX_WEBP_PIXELS) if image.format == "WEBP" else max_pixels
+    )
     return image
 
 
@@ -157,6 +191,29 @@ def _check_size(path: str | Path, height: int, width: int, max_pixels: int) -> N
     if not 0 < height * width <= max_pixels:
         limit = f", more than the limit of {max_pixels:,} (max_pixels)" if height * width else ""
         raise UnreadableImage(path, f"its header says {width:,} x {height:,} pixels{limit}")
+
+
+def _check_scans(path: str | Path, content: bytes) -> None:
+    """Refuse a JPEG with very many scans. The two bytes that begin a scan do not occur in the compressed data, but may
+    in metadata and behind the end, so that segments are only parsed where the bytes are frequent."""
+    if content.startswith(b"\xff\xd8") and content.count(b"\xff\xda") > MAX_SCANS:
+        scans = sum(marker == 0xDA for marker in _jpeg_markers(content))
+        if scans > MAX_SCANS:
+            raise UnreadableImage(path, f"a JPEG with {scans:,} scans, more than the limit of {MAX_SCANS}")
+
+
+def _jpeg_markers(content: bytes) -> Iterator[int]:
+    """Yield the markers of a JPEG up to its end, without those inside other segments."""
+    at = 2
+    while (at := content.find(b"\xff", at)) >= 0 and at + 1 < len(content):
+        marker = content[at + 1]
+        if marker == 0xD9:
+            return
+        if marker in (0x00, 0x01, 0xFF) or 0xD0 <= marker <= 0xD8:  # a stuffed byte, a fill byte, or without content
+            at += 1 if marker == 0xFF else 2
+        else:
+            yield marker
+            at += 2 + max(2, int.from_bytes(content[at + 2 : at + 4], "big"))
 
 
 def _jpeg_scale(height: int, width: int, min_short_side: int | None) -> int:
@@ -223,6 +280,24 @@ def _to_rgb(path: str | Path, image: Image.Image) -> RGB:
     """Return the upright pixels of a loaded image."""
     if _orientation(image) > 1:
         image = ImageOps.exif_transpose(image)
+    width, height = image.size
+    return _in_bands(height, width, lambda top, end: _band_to_rgb(path, image, top, end))
+
+
+def _in_bands(height: int, width: int, convert: Callable[[int, int], RGB]) -> RGB:
+    """Return RGB [H, W, 3] of ``convert(first row, end row)``; a large image is converted in several bands."""
+    rows = max(1, _BAND_PIXELS // width)
+    if rows >= height:
+        return convert(0, height)
+    pixels = np.empty((height, width, 3), np.uint8)
+    for top in range(0, height, rows):
+        end = min(top + rows, height)
+        pixels[top:end] = convert(top, end)
+    return pixels
+
+
+def _band_to_rgb(path: str | Path, whole: Image.Image, top: int, end: int) -> RGB:
+    image = whole if (top, end) == (0, whole.height) else whole.crop((0, top, whole.width, end))
     if image.mode.startswith("I") or image.mode == "F":
         return grey_to_rgb(_scale_to_8_bits(path, np.asarray(image)))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
@@ -252,6 +327,7 @@ def _read_dicom(path: str | Path, file: BinaryIO, max_pixels: int) -> RGB:
     """Return the image in a DICOM file as a viewer shows it. Grey images pass through the modality LUT or rescale slope
     and intercept, then the first window or, without one, the VOI LUT; without either, the range of the pixels is
     scaled to black and white. MONOCHROME1, where zero is white, is inverted last."""
+    file = _inflated_dicom(path, file, max_pixels)
     header = _dicom_header(path, file, max_pixels)
     from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi_lut, pixel_array
 
@@ -259,19 +335,69 @@ def _read_dicom(path: str | Path, file: BinaryIO, max_pixels: int) -> RGB:
         file.seek(0)
         stored = pixel_array(file)
         kind = str(header.PhotometricInterpretation)
-        if kind == "PALETTE COLOR":
-            colours = apply_color_lut(stored, header)
+        height, width = stored.shape[:2]
+
+        def colour(top: int, end: int) -> RGB:
+            if kind != "PALETTE COLOR":
+                return _to_uint8(stored[top:end], 0, 2 ** int(header.BitsStored) - 1)
+            colours = apply_color_lut(stored[top:end], header)
             return _to_uint8(colours, 0, np.iinfo(colours.dtype).max)
-        if stored.ndim == 3:
-            return _to_uint8(stored, 0, 2 ** int(header.BitsStored) - 1)
+
+        if kind == "PALETTE COLOR" or stored.ndim == 3:
+            return _in_bands(height, width, colour)
         if kind not in ("MONOCHROME1", "MONOCHROME2"):
             raise ValueError(f"photometric interpretation {kind}")
-        values = apply_modality_lut(stored, header)
-        low, high = _display_range(header, values)
-        grey = _to_uint8(apply_voi_lut(values, header, prefer_lut=False), low, high)
-        return grey_to_rgb(255 - grey if kind == "MONOCHROME1" else grey)
+        low, high = _display_range(header, stored)
+
+        def grey(top: int, end: int) -> RGB:
+            values = apply_modality_lut(stored[top:end], header)
+            shown = _to_uint8(apply_voi_lut(values, header, prefer_lut=False), low, high)
+            return grey_to_rgb(255 - shown if kind == "MONOCHROME1" else shown)
+
+        return _in_bands(height, width, grey)
     except _dicom_errors() as error:
         raise UnreadableImage(path, f"its pixel data cannot be decoded ({error})") from error
+
+
+def _inflated_dicom(path: str | Path, file: BinaryIO, max_pixels: int) -> BinaryIO:
+    """Return a DICOM file of which the elements are deflated as one where they are not, and any other as it is.
+
+    pydicom inflates without a limit, to up to a thousand times the size of the file. Here the elements before the
+    pixels are inflated first; they say how many bytes the pixels have.
+    """
+    start = file.read(2**16)
+    if (at := _start_of_deflated(start)) is None:
+        file.seek(0)
+        return file
+    file.seek(at)
+    plain = start[:132] + b"\2\0\x10\0UI" + struct.pack("<H", len(_EXPLICIT_VR)) + _EXPLICIT_VR
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        plain += inflater.decompress(file.read(), _HEADER_BYTES)
+        header = _dicom_header(path, io.BytesIO(plain), max_pixels)
+        samples, bits = (int(header.get(key) or most) for key, most in (("SamplesPerPixel", 3), ("BitsAllocated", 16)))
+        allowed = int(header.Rows) * int(header.Columns) * min(samples, 4) * min(bits, 64) // 8 + _HEADER_BYTES
+        plain += inflater.decompress(inflater.unconsumed_tail, allowed)
+    except (zlib.error, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UnreadableImage):
+            raise
+        raise UnreadableImage(path, f"not a DICOM file, or truncated ({error})") from error
+    if inflater.unconsumed_tail:
+        size = f"{header.Columns} x {header.Rows}"
+        raise UnreadableImage(path, f"its deflated data has more than {allowed:,} bytes for {size} pixels")
+    return io.BytesIO(plain)
+
+
+def _start_of_deflated(start: bytes) -> int | None:
+    """Return where the deflated elements of a DICOM file begin, from its first bytes; None if it has none."""
+    at, deflated = 132, False
+    while start[128:132] == b"DICM" and start[at : at + 2] == b"\2\0":  # the file meta information, never deflated
+        tag, kind = start[at : at + 4], start[at + 4 : at + 6]
+        long = kind in (b"OB", b"OW", b"UN", b"SQ", b"UT")
+        begin = at + (12 if long else 8)
+        at = begin + int.from_bytes(start[begin - 4 : begin] if long else start[begin - 2 : begin], "little")
+        deflated |= tag == b"\2\0\x10\0" and start[begin:at].rstrip(b"\0 ") == b"1.2.840.10008.1.2.1.99"
+    return at if deflated else None
 
 
 def _dicom_header(path: str | Path, file: BinaryIO, max_pixels: int) -> Any:
@@ -300,12 +426,12 @@ def _dicom_errors() -> tuple[type[Exception], ...]:
     from pydicom.errors import BytesLengthException, InvalidDicomError
 
     return (InvalidDicomError, BytesLengthException, ValueError, TypeError, RuntimeError, AttributeError, LookupError,
-            OSError, EOFError, MemoryError, ArithmeticError, struct.error, zlib.error)  # fmt: skip
+            OSError, EOFError, ArithmeticError, struct.error, zlib.error)  # fmt: skip
 
 
-def _display_range(header: Any, values: npt.NDArray[Any]) -> tuple[float, float]:
-    """Return the values of black and white after the window or VOI LUT."""
-    from pydicom.pixels import apply_windowing
+def _display_range(header: Any, stored: npt.NDArray[Any]) -> tuple[float, float]:
+    """Return the values of black and white after the window or VOI LUT; without either, the range of the values."""
+    from pydicom.pixels import apply_modality_lut, apply_windowing
 
     if header.get("WindowWidth") is not None and header.get("WindowCenter") is not None:
         with np.errstate(over="ignore"):  # the sigmoid of a very low value
@@ -316,7 +442,10 @@ def _display_range(header: Any, values: npt.NDArray[Any]) -> tuple[float, float]
         if bits == 8 and not 0 < entries <= 256:
             raise ValueError(f"an 8-bit VOI LUT with {entries or 65536} entries")  # pydicom's index overflows
         return 0.0, 2.0**bits - 1
-    return float(values.min()), float(values.max())
+    rows = max(1, _BAND_PIXELS // stored.shape[1])
+    bands = (apply_modality_lut(stored[top : top + rows], header) for top in range(0, len(stored), rows))
+    lows, highs = zip(*((float(values.min()), float(values.max())) for values in bands), strict=True)
+    return min(lows), max(highs)
 
 
 def _to_uint8(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[np.uint8]:
@@ -326,8 +455,12 @@ def _to_uint8(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[
 
 def read_resized(image: str | Path | bytes, short_side: int, max_pixels: int = MAX_PIXELS) -> RGB:
     """Return an image file, or the content of one, as upright RGB, uint8 [H, W, 3], with the given short side."""
+    path = "image" if isinstance(image, bytes) else image
     pixels = read_image(image, min_short_side=_REDUCING_GAP * short_side, max_pixels=max_pixels)
-    return to_short_side(pixels, short_side, "image" if isinstance(image, bytes) else image, max_pixels)
+    try:
+        return to_short_side(pixels, short_side, path, max_pixels)
+    except MemoryError:
+        raise UnreadableImage(path, _TOO_MUCH_MEMORY) from None
 
 
 def to_short_side(pixels: RGB, short_side: int, path: str | Path = "image", max_pixels: int = MAX_PIXELS) -> RGB:
@@ -359,7 +492,10 @@ def resize(pixels: RGB, height: int, width: int) -> RGB:
     import torch
 
     planes = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).permute(2, 0, 1)[None]
-    resized = torch.nn.functional.interpolate(planes, size=(height, width), mode="bicubic", antialias=True)
+    try:
+        resized = torch.nn.functional.interpolate(planes, size=(height, width), mode="bicubic", antialias=True)
+    except RuntimeError as error:
+        raise (MemoryError() if "allocate memory" in str(error) else error) from None
     return resized[0].permute(1, 2, 0).contiguous().numpy()
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 from PIL import Image
 
 from cclnet.data.image_io import SUFFIXES, UnreadableImage
-from cclnet.data.parallel import available_cores, counting_images, in_order
+from cclnet.data.parallel import available_cores, counting_images, in_order, limited
 from cclnet.data.sources import manifest, open_data
 from cclnet.data.sources.source import below, image_files, locate
 from cclnet.deploy.engines import Pixels, prepare, torch_device
@@ -30,6 +30,7 @@ from cclnet.runs.model import ModelDescription
 NAMED = ("medmnist", "synthetic", "synthetic-multilabel")  # data sets that open_data knows by name
 # Number of images on a CPU from which ONNX Runtime saves more time than the conversion of the network takes.
 WORTH_CONVERTING = 500
+MAX_BATCH_PIXELS = 2**22  # 16 crops of 512 x 512: crops larger than that get smaller batches, to bound the memory
 # Number of images from which the faster resizing of torch saves more time than importing it takes.
 WORTH_TORCH = 300
 
@@ -47,10 +48,14 @@ class Inputs:
         return len(self.names)
 
 
-def gather(places: Sequence[str | Path], image_column: str | None = None, image_folder: Path | None = None) -> Inputs:
+def gather(
+    places: Sequence[str | Path], image_column: str | None = None, image_folder: Path | None = None,
+    follow_links: bool = False,
+) -> Inputs:  # fmt: skip
     """The images in ``places``: any number of image files and folders; or one table (CSV, TSV, Parquet) with a column
     of image names, relative to ``image_folder`` or to the folder of the table; or one data set without files (.npz,
-    ``medmnist:NAME``, ``synthetic``, ``synthetic-multilabel``)."""
+    ``medmnist:NAME``, ``synthetic``, ``synthetic-multilabel``). As in training, links that lead out of a folder are
+    refused unless ``follow_links``."""
     if not places:
         raise InputError("no images: give image files, a folder of them, or a table that names them.")
     if len(places) == 1:
@@ -62,22 +67,22 @@ def gather(places: Sequence[str | Path], image_column: str | None = None, image_
             columns |= {} if table.groups is None else {"group": table.groups.tolist()}
             return Inputs(table.names, table.images, columns=columns)
         if place.is_file() and place.suffix.lower() in manifest.SUFFIXES:
-            return _of_table(place, image_column, image_folder or place.parent)
+            return _of_table(place, image_column, image_folder or place.parent, follow_links)
         if place.is_dir():
-            files = image_files(place, follow_links=True)
+            files = image_files(place, follow_links=follow_links)
             if not files:
                 raise InputError(f"{place} holds no image files ({', '.join(sorted(SUFFIXES))}).")
             return Inputs([_printable(below(place, file)) for file in files], [Path(file) for file in files])
-    return _of_files(places)
+    return _of_files(places, follow_links)
 
 
-def _of_files(places: Sequence[str | Path]) -> Inputs:
+def _of_files(places: Sequence[str | Path], follow_links: bool) -> Inputs:
     files: dict[Path, None] = {}  # in order, each once
     odd: list[str] = []
     for given in places:
         place = Path(given).expanduser()
         if place.is_dir():
-            files |= dict.fromkeys(Path(file) for file in image_files(place, follow_links=True))
+            files |= dict.fromkeys(Path(file) for file in image_files(place, follow_links=follow_links))
         elif place.suffix.lower() in (*manifest.SUFFIXES, ".npz") or not (
             place.exists() or place.suffix.lower() in SUFFIXES
         ):
@@ -99,12 +104,12 @@ def _printable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _of_table(sheet: Path, asked: str | None, folder: Path) -> Inputs:
+def _of_table(sheet: Path, asked: str | None, folder: Path, follow_links: bool) -> Inputs:
     rows = manifest.read_sheet(sheet)
     column = manifest.image_column(sheet, rows, asked, folder)
     names: list[str] = rows[column].tolist()
     problems, images = {}, []
-    for row, (name, found) in enumerate(zip(names, locate(folder, names, follow_links=True), strict=True)):
+    for row, (name, found) in enumerate(zip(names, locate(folder, names, follow_links=follow_links), strict=True)):
         images.append(Path(found[0]) if len(found) == 1 else Path(name))
         if not name:
             problems[row] = f"row {row + 2} of {sheet.name} names no image"
@@ -172,20 +177,23 @@ def prepared(description: ModelDescription, inputs: Inputs, batch_size: int, wor
         kept, crops, problems = [], [], {}
         for row in rows:
             try:
-                crops.append(prepare(images[row], short_side, crop))
+                with limited(row):
+                    crops.append(prepare(images[row], short_side, crop))
             except UnreadableImage as error:
                 problems[row] = error.reason
             else:
                 kept.append(row)
-        pixels = np.stack(crops) if crops else np.zeros((0, *crop, 3), np.uint8)
-        return kept, pixels, problems
+        return kept, np.stack(crops) if crops else none, problems
 
+    none = np.zeros((0, *crop, 3), np.uint8)
+    if crop[0] * crop[1] > 512 * 512:
+        batch_size = max(1, min(batch_size, MAX_BATCH_PIXELS // (crop[0] * crop[1])))
     to_do = [row for row in range(len(inputs)) if row not in inputs.problems]
     chunks = [to_do[start : start + batch_size] for start in range(0, len(to_do), batch_size)]
     if len(to_do) >= WORTH_TORCH:
         import torch  # noqa: F401
     try:
-        yield from in_order(prepare_rows, chunks, workers, prefetch=2 * workers)
+        yield from in_order(prepare_rows, chunks, workers, 2 * workers, lambda row, reason: ([], none, {row: reason}))
     except BrokenProcessPool as error:
         raise InputError(
             "a process that decodes images was killed, most likely because the memory was full. Try again with fewer "

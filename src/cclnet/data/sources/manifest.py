@@ -41,6 +41,7 @@ TEXT_SUFFIXES = (".csv", ".tsv", ".tab", ".txt", "")
 PARQUET_SUFFIXES = (".parquet", ".pq")
 SUFFIXES = (".csv", ".tsv", ".tab", *PARQUET_SUFFIXES)
 MAX_BYTES = 512 * 2**20  # a table of ten million images; a larger file is not a table of labels
+MAX_COLUMNS = 20_000  # one per class, and some more
 _NO_VALUE = {"", "nan", "<na>", "null"}
 
 # Usual column names in lower case with underscores; the first that is present (of images: that names files) is used.
@@ -282,6 +283,7 @@ def read_sheet(path: Path) -> pd.DataFrame:
         return _read_parquet(path)
     text = _decode(path, path.read_bytes())
     header, _, _ = text.partition("\n")
+    _refuse_many_columns(path, header.count(_delimiter(header)) + 1)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(header))
     try:
         columns = [cell.strip() for cell in next(reader, [])]
@@ -353,8 +355,13 @@ def _clean(cell: str) -> str:
     return "" if cell.lower() in _NO_VALUE else cell
 
 
+def _refuse_many_columns(path: Path, count: int) -> None:
+    if count > MAX_COLUMNS:
+        raise InputError(f"{path} has {count:,} columns, more than the limit of {MAX_COLUMNS:,} for a table of labels.")
+
+
 def _refuse_repeated_columns(path: Path, columns: list[str]) -> None:
-    repeated = sorted({name for name in columns if name and columns.count(name) > 1})
+    repeated = sorted(name for name, times in Counter(columns).items() if name and times > 1)
     if repeated:
         raise InputError(f"{path} has columns of the same name: {listed(repeated)}. Rename or remove one of each.")
 
@@ -362,8 +369,11 @@ def _refuse_repeated_columns(path: Path, columns: list[str]) -> None:
 def _read_parquet(path: Path) -> pd.DataFrame:
     pyarrow = _pyarrow(path)
     try:
+        _refuse_many_columns(path, pyarrow.parquet.read_metadata(path).num_columns)
         table = pd.read_parquet(path, engine="pyarrow")
     except (pyarrow.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path} cannot be read as Parquet: {error}") from error
     columns = [str(name) for name in table.columns]
     _refuse_repeated_columns(path, columns)

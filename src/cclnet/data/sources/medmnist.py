@@ -16,6 +16,8 @@ from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions, read_settings
 
 # The files contain class numbers only. These are the names in the collection; for DermaMNIST those of ISIC.
+_MAX_COMPRESSION = 100  # deflate reaches 1,032 on zeros; images, and label maps in few colours, stay below 50
+_MAX_UNCHECKED = 2**28  # bytes: what unpacks to less is harmless
 _CLASS_NAMES = Path(__file__).with_name("medmnist_classes.toml")
 
 
@@ -50,6 +52,7 @@ def read(path: Path, options: DataOptions) -> ImageTable:
                     f"{path}: expected train_images, val_images or test_images of a MedMNIST file, "
                     f"found {', '.join(archive.namelist()) or 'nothing'}."
                 )
+            _check_compression(path, archive)
             images, sizes = _read_images(path, archive, splits)
             labels = _read_labels(path, archive, splits, sizes)
     except (zipfile.BadZipFile, OSError, EOFError, KeyError, ValueError) as error:
@@ -60,6 +63,16 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     of_image = np.repeat(np.array(splits, dtype=np.str_), sizes)
     table = ImageTable(SOURCE.title, path, names, images, labels, _class_names(path, labels), splits=of_image)
     return finish(table, SourceNotes(), options)
+
+
+def _check_compression(path: Path, archive: zipfile.ZipFile) -> None:
+    """Refuse a small file that unpacks to gigabytes: arrays of images are never compressed that much."""
+    size = sum(member.file_size for member in archive.infolist())
+    if size > _MAX_UNCHECKED and size > _MAX_COMPRESSION * path.stat().st_size:
+        raise InputError(
+            f"{path} has {path.stat().st_size:,} bytes but would unpack to {size:,}, more than {_MAX_COMPRESSION} times "
+            "as many. Images do not compress like that; save real ones, or save them uncompressed (numpy.savez)."
+        )
 
 
 def _read_images(path: Path, archive: zipfile.ZipFile, splits: list[str]) -> tuple[npt.NDArray[np.uint8], list[int]]:

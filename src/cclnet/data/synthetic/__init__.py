@@ -36,6 +36,7 @@ MULTILABEL_SOURCE = "synthetic multi-label lesions with known similarity"
 OVERLAPS = {"little": 0.08, "much": 0.20}
 ISIC2018_COUNTS = (1113, 6705, 514, 327, 1099, 115, 142)
 MAX_CLASSES = 100
+MAX_BYTES = 2**32  # of all images, which are made in memory
 SIMILARITY_WIDTH = 0.4
 MAX_LABELS = 4  # more do not fit side by side
 DECAY = 4.0  # factor by which co-occurrence falls with every step around the ring of classes
@@ -58,6 +59,9 @@ class _SharedSettings:
         problems = [outside(name, getattr(self, name), *between) for name, between in {**shared, **limits}.items()]
         if problem := " ".join(filter(None, problems)):
             raise InputError(f"synthetic images: {problem}")
+        if (size := self.images * self.size**2 * 3) > MAX_BYTES:
+            raise InputError(f"synthetic images: {self.images:,} images of {self.size} x {self.size} pixels take {size:,} "
+                             f"bytes of memory, more than the limit of {MAX_BYTES:,}. Make fewer or smaller ones.")  # fmt: skip
         if isinstance(self.overlap, str):
             if self.overlap not in OVERLAPS:
                 raise unknown("overlap", self.overlap, OVERLAPS)

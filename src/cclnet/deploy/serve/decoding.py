@@ -36,6 +36,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
 from cclnet.data.image_io import UnreadableImage, data_uri, read_image, read_resized, resize
+from cclnet.data.parallel import limit_memory
 from cclnet.deploy.engines import Pixels, central
 from cclnet.deploy.serve.guard import Limits, Refused, busy, too_large
 from cclnet.errors import InputError
@@ -134,8 +135,6 @@ def decode_upload(body: bytes, content_type: str, picture: bool, settings: Decod
         preview = _preview(content, settings.limits) if picture else ""
     except InputError as error:
         raise unusable(error.reason if isinstance(error, UnreadableImage) else str(error).rstrip(".")) from None
-    except MemoryError:
-        raise unusable("decoding it takes more memory than is allowed") from None
     digest = hashlib.sha256(content).hexdigest()
     if settings.kept_in is not None:
         _keep(settings.kept_in, digest, content)
@@ -174,7 +173,7 @@ def run_decoder(connection: Connection, settings: DecodingSettings) -> None:
         torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # the sender gets a reason; the operator needs no warning about odd files
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    _limit_memory(settings.limits)
+    limit_memory(_BYTES_BESIDE + _BYTES_PER_PIXEL * settings.limits.pixels)
     example = io.BytesIO()
     Image.new("RGB", (32, 24)).save(example, "JPEG")
     # Imports everything that decoding needs before the first request.
@@ -199,18 +198,6 @@ def _response(request: dict[str, Any], body: bytes, settings: DecodingSettings) 
         return json.dumps({"status": refused.status, "reason": refused.reason}).encode()
     head = json.dumps({"seen": upload.seen, "sha256": upload.sha256, "picture": upload.picture})
     return head.encode() + b"\n" + upload.pixels.tobytes()
-
-
-def _limit_memory(limits: Limits) -> None:
-    """Limit the address space to what the largest allowed image needs. Linux only."""
-    if sys.platform != "linux":
-        return
-    import resource
-
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + _BYTES_BESIDE + _BYTES_PER_PIXEL * limits.pixels
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def _exit_with_parent() -> None:
