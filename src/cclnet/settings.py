@@ -126,7 +126,7 @@ class AugmentSettings:
     three commute except for clamping, and one order needs one compiled kernel instead of 24.
     """
 
-    crop: int = setting(224, "Side of the square the network sees, in pixels.", low=1,
+    crop: int = setting(224, "Side of the square the network sees, in pixels.", low=1, high=2048,
                         synonyms=("image_size", "img_size", "input_size", "size"))  # fmt: skip
     horizontal_flip: float = setting(0.5, "Probability of a horizontal flip.", low=0, high=1)
     vertical_flip: float = setting(0.5, "Probability of a vertical flip.", low=0, high=1)

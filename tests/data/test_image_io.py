@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import struct
 import subprocess
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from layouts import draw
 from PIL import Image, ImageOps
 
+from cclnet.data import image_io
 from cclnet.data.image_io import (
     UnreadableImage,
     brightest_16_bit,
@@ -25,6 +27,7 @@ from cclnet.data.image_io import (
     read_resized,
     resize,
     resize_without_torch,
+    rgb_of,
 )
 from cclnet.errors import InputError
 
@@ -366,3 +369,56 @@ def test_the_content_of_a_file_is_as_good_as_the_file(tmp_path: Path) -> None:
     Image.fromarray(noise).save(tmp_path / "noise.jpg")
     path = tmp_path / "noise.jpg"
     np.testing.assert_array_equal(read_resized(path.read_bytes(), 40), read_resized(path, 40))
+
+
+def scan_bomb(scans: int, side: int = 64) -> bytes:
+    """A progressive JPEG whose last scan is repeated."""
+    file = io.BytesIO()
+    Image.fromarray(smooth(side, side)).save(file, "JPEG", progressive=True)
+    whole = file.getvalue()
+    last = whole.rindex(b"\xff\xda")
+    return whole[:-2] + whole[last:-2] * scans + b"\xff\xd9"
+
+
+def test_a_jpeg_with_very_many_scans_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bomb.jpg").write_bytes(scan_bomb(5000))
+    with pytest.raises(UnreadableImage, match=r"a JPEG with 5,01\d scans"):
+        read_image(tmp_path / "bomb.jpg")
+    assert read_image(scan_bomb(20)).shape == (64, 64, 3)
+
+
+def test_scans_are_only_counted_outside_of_metadata_and_before_the_end() -> None:
+    file = io.BytesIO()
+    Image.fromarray(smooth(64, 64)).save(file, "JPEG", progressive=True, comment=b"\xff\xda" * 9000)
+    np.testing.assert_array_equal(read_image(file.getvalue() + b"\xff\xda" * 900), read_image(scan_bomb(0)))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pipes in folders")
+def test_pipes_and_devices_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "zero.png").symlink_to("/dev/zero")
+    for name in ("pipe.png", "zero.png"):
+        for read in (read_image, image_size, brightest_16_bit):
+            with pytest.raises(UnreadableImage, match="a pipe or a device"):
+                read(tmp_path / name)
+
+
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "huge.png").open("wb") as file:
+        file.truncate(2**40)  # sparse
+    with pytest.raises(UnreadableImage, match="1,099,511,627,776 bytes"):
+        read_image(tmp_path / "huge.png")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "L", "I;16", "F"])
+def test_bands_give_the_same_pixels(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rgb = Image.fromarray(smooth())
+    if mode == "I;16":
+        image = Image.fromarray(smooth()[..., 0].astype(np.uint16) * 200)
+    else:
+        image = Image.fromarray(smooth()[..., 1].astype(np.float32) / 255) if mode == "F" else rgb.convert(mode)
+    if mode == "RGBA":
+        image.putalpha(Image.fromarray(smooth()[..., 2]))
+    whole = rgb_of(image)
+    monkeypatch.setattr(image_io, "_BAND_PIXELS", 1000)
+    np.testing.assert_array_equal(rgb_of(image), whole)

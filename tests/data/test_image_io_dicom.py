@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from layouts import draw, write_csv
 
+from cclnet.data import image_io
 from cclnet.data.audit import describe
 from cclnet.data.image_io import UnreadableImage, image_size, read_image
 from cclnet.data.sources import open_data
@@ -198,3 +199,39 @@ def test_damaged_files_give_pixels_or_the_named_error(tmp_path: Path, damage: li
         assert read_image(tmp_path / "a.dcm", max_pixels=100_000).dtype == np.uint8
     except UnreadableImage as error:
         assert error.path == tmp_path / "a.dcm"
+
+
+def deflated(path: Path, behind: int = 0) -> Path:
+    """The DICOM file at ``path`` with deflated elements, and zeros ``behind`` its pixels."""
+    data = pydicom.dcmread(path)
+    data.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+    if behind:
+        data.PixelData += bytes(behind)
+    out = path.with_name(f"deflated-{behind}.dcm")
+    data.save_as(out, enforce_file_format=True)
+    return out
+
+
+def test_deflated_elements_are_read_within_the_size_of_the_image(tmp_path: Path) -> None:
+    plain = write_dicom(tmp_path / "plain.dcm", RAMP)
+    np.testing.assert_array_equal(read_image(deflated(plain)), read_image(plain))
+    assert image_size(deflated(plain)) == (64, 64)
+    bomb = deflated(plain, behind=2**25)
+    assert bomb.stat().st_size < 2**19
+    for read in (read_image, image_size):
+        with pytest.raises(UnreadableImage, match=r"more than 1,056,768 bytes for 64 x 64 pixels"):
+            read(bomb)
+    broken = bomb.with_name("broken.dcm")
+    broken.write_bytes(bomb.read_bytes()[:400] + b"\xff" * 50)
+    with pytest.raises(UnreadableImage):
+        read_image(broken)
+
+
+@pytest.mark.parametrize("kind", ["MONOCHROME1", "MONOCHROME2", "RGB"])
+@pytest.mark.parametrize("elements", [{}, {"WindowCenter": 900, "WindowWidth": 700}])
+def test_bands_of_a_dicom_image(tmp_path: Path, kind: str, elements: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.stack([RAMP % 251] * 3, axis=2).astype(np.uint8) if kind == "RGB" else RAMP
+    path = write_dicom(tmp_path / "a.dcm", pixels, kind, bits=8 if kind == "RGB" else 12, **elements)
+    whole = read_image(path)
+    monkeypatch.setattr(image_io, "_BAND_PIXELS", 500)
+    np.testing.assert_array_equal(read_image(path), whole)

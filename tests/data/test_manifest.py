@@ -362,3 +362,9 @@ def test_class_folders_and_a_manifest_fit_both(tmp_path: Path) -> None:
     assert open_data(tmp_path, source="folders").classes == ("a", "b")
     assert open_data(tmp_path, source="manifest").classes == ("x", "y")
     assert open_data(tmp_path / "labels.csv").classes == ("x", "y")
+
+
+def test_a_table_with_very_many_columns_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "wide.csv").write_text("image,label," + ",".join(f"c{i}" for i in range(1_000_000)) + "\na.png,x\n")
+    with pytest.raises(InputError, match="1,000,002 columns, more than the limit of 20,000"):
+        open_data(tmp_path / "wide.csv")

@@ -195,3 +195,10 @@ class TestDownload:
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
+
+
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
+    labels = np.zeros((3000, 1), np.uint8)
+    path = write(tmp_path / "bomb.npz", {"train_images": np.zeros((3000, 224, 224), np.uint8), "train_labels": labels})
+    with pytest.raises(InputError, match=r"would unpack to 150,5\d\d,\d\d\d, more than 100 times"):
+        open_data(path)

@@ -17,6 +17,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.model_selection import cross_val_score
 from threadpoolctl import threadpool_limits
 
+from cclnet.data import sources
 from cclnet.data.synthetic import (
     ISIC2018_COUNTS,
     SOURCE,
@@ -321,3 +322,9 @@ class TestErrors:
     def test_similarity_of_too_few_or_too_many_classes(self, classes: int) -> None:
         with pytest.raises(InputError, match="num_classes must be an integer from 2 to 100"):
             known_similarity(classes)
+
+
+@pytest.mark.parametrize("kind", ["synthetic", "synthetic-multilabel"])
+def test_sets_that_do_not_fit_into_memory_are_refused_at_once(kind: str) -> None:
+    with pytest.raises(InputError, match="999,999,999,999 images of 64 x 64 pixels"):
+        sources.open_data(f"{kind}:images=999999999999")

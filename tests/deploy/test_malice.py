@@ -194,7 +194,8 @@ def changed(run: Path, **values: Any) -> Path:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"crop": [10**9, 10**9]}, r"crop\[0\] must be .*at most 8192, got 1000000000"),
+        ({"crop": [10**9, 10**9]}, r"crop\[0\] must be .*at most 2048, got 1000000000"),
+        ({"crop": [8192, 8192], "short_side": 8192}, r"crop\[0\] must be .*at most 2048, got 8192"),
         ({"crop": [0, 32]}, r"crop\[0\] must be .*got 0"),
         ({"crop": [32.0, 32]}, r"crop\[0\] must be a whole number, got 32.0"),
         ({"crop": [True, 32]}, r"crop\[0\] must be a whole number, got True"),

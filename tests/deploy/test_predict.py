@@ -317,3 +317,29 @@ def test_notes_and_refusals_of_the_command(run: Path, tmp_path: Path) -> None:
         command(run, path, "--out", tmp_path)
     with pytest.raises(InputError, match="and not both"):
         command(run, path, "--out", tmp_path / "out.csv", "--risk", 0.3, "--coverage", 0.5)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
+def test_links_out_of_the_folder_pipes_and_devices(run: Path, tmp_path: Path) -> None:
+    (inside, outside), folder = write_images(tmp_path / "images", 2), tmp_path / "given"
+    folder.mkdir()
+    inside.rename(folder / "inside.png")
+    (folder / "link.png").symlink_to(outside)
+    (folder / "table.csv").write_text("image\ninside.png\nlink.png\n")
+    os.mkfifo(folder / "pipe.png")
+    for place in (folder, folder / "table.csv"):
+        with pytest.raises(InputError, match=r"lead out of it.*link\.png"):
+            gather([place])
+        assert len(gather([place], follow_links=True)) == 2
+    assert command(run, folder, "--out", tmp_path / "out.csv", "--follow-links")[0] == 0
+    code, said = command(run, folder / "inside.png", folder / "pipe.png", "/dev/zero", "--out", tmp_path / "out.csv")
+    assert code == 1 and "1 of 3 images predicted" in said
+    assert pd.read_csv(tmp_path / "out.csv")["problem"].tolist()[1:] == ["it is a directory, a pipe or a device"] * 2
+
+
+def test_large_crops_get_small_batches(tmp_path: Path) -> None:
+    inputs = gather([str(path) for path in write_images(tmp_path / "images", 5)])
+    for crop, sizes in ((1024, [4, 1]), (2048, [1] * 5), (512, [5])):
+        description = SimpleNamespace(short_side=crop, crop=(crop, crop))
+        batches = predicting.prepared(description, inputs, 16, 1)  # type: ignore[arg-type]
+        assert [len(rows) for rows, _, _ in batches] == sizes

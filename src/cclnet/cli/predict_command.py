@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -33,7 +33,7 @@ def predict(
     batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 16,
     workers: Annotated[int | None, typer.Option(min=1, help="Decoding processes. Default: one per core.")] = None,
     quiet: Quiet = False,
-    **options: str,
+    **options: Any,
 ) -> None:
     """Predict IMAGES with the model of RUN and write a table: calibrated probabilities, and which to refer to a person.
 
@@ -51,7 +51,7 @@ def predict(
         raise InputError(f"{out} is a folder: give --out the name of a table, such as {out / 'predictions.csv'}.")
     make_folder(out.parent)  # before the work, so that a failure costs nothing
     folder = Path(options["image_folder"]).expanduser() if "image_folder" in options else None
-    inputs = predicting.gather(images, options.get("image_column"), folder, options.get("follow_links") == "true")
+    inputs = predicting.gather(images, options.get("image_column"), folder, bool(options.get("follow_links")))
     console = Console(stderr=True)
     with console.status("Loading the model"):
         rule = {name: options.get(name) for name in ("decision", "cost")}

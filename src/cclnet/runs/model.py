@@ -29,6 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 MAX_CLASSES = 100_000
 MAX_SIDE = 8192  # pixels
+MAX_CROP = 2048  # pixels per side: the activations of one image take about a gigabyte
 MAX_TEXT = 1000  # characters
 COUNT, TEXT, SHARE = rule(low=0), rule(max_text=MAX_TEXT), rule(low=0, high=1)
 TEMPERATURE = rule(low=1e-3, high=1e3)
@@ -82,7 +83,7 @@ class ModelDescription:
     multilabel: bool  # whether an image may carry several labels
     # Images are resized to this short side, then the centre [height, width] is cut out.
     short_side: int = field(metadata=rule(low=1, high=MAX_SIDE))
-    crop: tuple[int, int] = field(metadata=rule(low=1, high=MAX_SIDE))
+    crop: tuple[int, int] = field(metadata=rule(low=1, high=MAX_CROP))
     mean: tuple[float, float, float] = field(metadata=rule(low=-1000, high=1000))  # of the channels, in 0..1
     std: tuple[float, float, float] = field(metadata=rule(low=1e-6, high=1000))
     method: str = field(default="", metadata=TEXT)  # empty where unknown

@@ -17,7 +17,7 @@ from cclnet.settings import DataOptions, read_settings
 
 # The files contain class numbers only. These are the names in the collection; for DermaMNIST those of ISIC.
 _MAX_COMPRESSION = 100  # deflate reaches 1,032 on zeros; images, and label maps in few colours, stay below 50
-_MAX_UNCHECKED = 2**28  # bytes: what unpacks to less is harmless
+_MAX_UNCHECKED = 2**27  # bytes: what unpacks to less is harmless
 _CLASS_NAMES = Path(__file__).with_name("medmnist_classes.toml")
 
 
@@ -70,8 +70,8 @@ def _check_compression(path: Path, archive: zipfile.ZipFile) -> None:
     size = sum(member.file_size for member in archive.infolist())
     if size > _MAX_UNCHECKED and size > _MAX_COMPRESSION * path.stat().st_size:
         raise InputError(
-            f"{path} has {path.stat().st_size:,} bytes but would unpack to {size:,}, more than {_MAX_COMPRESSION} times "
-            "as many. Images do not compress like that; save real ones, or save them uncompressed (numpy.savez)."
+            f"{path} has {path.stat().st_size:,} bytes but would unpack to {size:,}, more than {_MAX_COMPRESSION} "
+            "times as many. Images do not compress like that; save real ones, or save them uncompressed (numpy.savez)."
         )
 
 

@@ -60,8 +60,10 @@ class _SharedSettings:
         if problem := " ".join(filter(None, problems)):
             raise InputError(f"synthetic images: {problem}")
         if (size := self.images * self.size**2 * 3) > MAX_BYTES:
-            raise InputError(f"synthetic images: {self.images:,} images of {self.size} x {self.size} pixels take {size:,} "
-                             f"bytes of memory, more than the limit of {MAX_BYTES:,}. Make fewer or smaller ones.")  # fmt: skip
+            raise InputError(
+                f"synthetic images: {self.images:,} images of {self.size} x {self.size} pixels take {size:,} bytes of "
+                f"memory, more than the limit of {MAX_BYTES:,}. Make fewer or smaller ones."
+            )
         if isinstance(self.overlap, str):
             if self.overlap not in OVERLAPS:
                 raise unknown("overlap", self.overlap, OVERLAPS)

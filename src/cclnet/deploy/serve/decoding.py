@@ -49,7 +49,7 @@ _BYTES_PER_PIXEL = 64  # while decoding: 16-bit images and DICOM colours go thro
 _BYTES_BESIDE = 2**29
 _SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif", "JPEG2000": "jp2", "DICOM": "dcm"}
 
-_MAX_RESULT_BYTES = 2**28  # a crop has at most 8192 pixels per side
+_MAX_RESULT_BYTES = 2**28  # of a crop and a preview
 _SECONDS_TO_START = 120.0  # generous: a cold disk on a busy machine
 _SECONDS_BETWEEN_CHECKS = 1.0
 # Exit codes that decoding does not cause. 255: the fork server died and the exit code is unknown.
