@@ -123,7 +123,8 @@ class AugmentSettings:
     """How training images are augmented. The defaults follow the paper, which gives no strengths.
 
     Colour jitter applies brightness, contrast, saturation and hue in this order; torchvision shuffles them. The first
-    three commute except for clamping, and one order needs one compiled kernel instead of 24.
+    three commute except for clamping, and one order needs one compiled kernel instead of 24. Rotation, zoom and shear
+    mirror the image at its edges, so that no black corners appear.
     """
 
     crop: int = setting(224, "Side of the square the network sees, in pixels.", low=1, high=2048,
@@ -142,7 +143,23 @@ class AugmentSettings:
     resized_ratio: tuple[float, float] = setting(
         (3 / 4, 4 / 3), "Smallest and largest width over height of that area.", above=0, length=2, ascending=True
     )
-    rotation: float = setting(0.0, "The angle is uniform in [−rotation, rotation] degrees.", low=0, high=180)
+    rotation: float = setting(
+        0.0,
+        "The crop is rotated about its centre by an angle uniform in [−rotation, rotation] degrees.",
+        low=0,
+        high=180,
+    )
+    zoom: tuple[float, float] | None = setting(
+        None, "Smallest and largest magnification of the crop, log-uniform: [0.8, 1.25].", above=0, high=10, length=2,
+        ascending=True,
+    )  # fmt: skip
+    shear: float = setting(0.0, "The shear angle is uniform in [−shear, shear] degrees.", low=0, high=45)
+    trivial_colour: float = setting(
+        0.0, "Strength of a TrivialAugment-style policy: one colour operation per image replaces the jitter. 0: off.",
+        low=0, high=1, synonyms=("trivial_augment", "trivial_color"),
+    )  # fmt: skip
+    erasing: float = setting(0.0, "Probability of erasing a rectangle, 2 to 33% of the crop.", low=0, high=1,
+                             synonyms=("random_erasing",))  # fmt: skip
     mixup: float = setting(0.0, "α of Beta(α, α) for mixing each image with the previous one in the batch. 0: off.",
                            low=0)  # fmt: skip
     cutmix: float = setting(0.0, "As mixup, for pasting a box. With both, each image gets one of the two.", low=0)
@@ -153,7 +170,12 @@ class AugmentSettings:
     @property
     def warps(self) -> bool:
         """Whether pixels are resampled, so that the whole image is needed and not only a crop of it."""
-        return self.resized_crop is not None or self.rotation > 0
+        return self.resized_crop is not None or self.affine
+
+    @property
+    def affine(self) -> bool:
+        """Whether crops are rotated, magnified or sheared."""
+        return self.rotation > 0 or self.zoom is not None or self.shear > 0
 
     @property
     def mixes(self) -> bool:
@@ -168,6 +190,10 @@ class Settings(DataOptions):
     # Data.
     data: str = setting("synthetic", "A folder, a table, an .npz file, medmnist:NAME, or synthetic[:settings].")
     short_side: int = setting(256, "Images are decoded once to this short side, in pixels.", low=8, high=65536)
+    test_short_side: int | None = setting(
+        None, "The same for images that are tested. Default: objects appear as large as in training on average.",
+        low=8, high=65536,
+    )  # fmt: skip
     mean: tuple[float, ...] = setting(
         (), "Channel means. Default: those the backbone was pretrained with, else ImageNet's.", length=3
     )
@@ -255,6 +281,10 @@ class Settings(DataOptions):
             raise InputError(
                 f"augment.crop is {self.augment.crop} but images have a short side of {self.short_side}: "
                 "make the crop smaller or short_side larger."
+            )
+        if self.test_short_side is not None and self.augment.crop > self.test_short_side:
+            raise InputError(
+                f"augment.crop is {self.augment.crop} but test_short_side is {self.test_short_side}: make it larger."
             )
 
     @property

@@ -31,16 +31,28 @@ def crops_of(count: int, height: int, width: int) -> torch.Tensor:
     return torch.randint(0, 256, (count, height, width, 3), dtype=torch.uint8, generator=generator)
 
 
+def mirrored_affine(image: torch.Tensor, degrees: float, zoom: float, shear: float, centre: list) -> torch.Tensor:
+    """torchvision's affine map of an image (x, y of the ``centre``) that continues, mirrored, beyond its edges."""
+    height, width = image.shape[-2:]
+    x, y = 2 * width, 2 * height
+    wide = torch.cat((image, image.flip(-1)), dim=-1).repeat(1, 1, 3)[..., : 5 * width]
+    large = torch.cat((wide, wide.flip(-2)), dim=-2).repeat(1, 3, 1)[..., : 5 * height, :].float()
+    moved = tv.affine(large, -float(degrees), [0, 0], float(zoom), [float(shear), 0.0],
+                      interpolation=InterpolationMode.BILINEAR, center=[centre[0] + x, centre[1] + y])  # fmt: skip
+    return moved[..., y : y + height, x : x + width]
+
+
 def by_torchvision(crop: torch.Tensor, drawn: Parameters, i: int, settings: AugmentSettings) -> torch.Tensor:
     """The same image through torchvision's own functions."""
     image = crop.permute(2, 0, 1)
     box = [int(value[i]) for value in (drawn.top, drawn.left, drawn.height, drawn.width)]
-    if settings.rotation:
-        turned = tv.rotate(image.float(), float(drawn.degrees[i]), interpolation=InterpolationMode.BILINEAR)
-        image = turned.round().to(torch.uint8)
+    if settings.affine:
+        centre = [box[1] + box[3] / 2, box[0] + box[2] / 2]
+        moved = mirrored_affine(image, drawn.degrees[i], drawn.zoom[i], drawn.shear[i], centre)
+        image = moved.round().to(torch.uint8)
     if settings.resized_crop:
         image = tv.resized_crop(image.float(), *box, [settings.crop] * 2, antialias=True).round().to(torch.uint8)
-    elif settings.rotation:
+    elif settings.affine:
         image = tv.crop(image, *box)
     image = tv.horizontal_flip(image) if drawn.horizontal[i] else image
     image = tv.vertical_flip(image) if drawn.vertical[i] else image
@@ -49,7 +61,12 @@ def by_torchvision(crop: torch.Tensor, drawn: Parameters, i: int, settings: Augm
     image = tv.adjust_contrast(image, float(drawn.contrast[i]))
     image = tv.adjust_saturation(image, float(drawn.saturation[i]))
     image = tv.adjust_hue(image, float(drawn.hue[i]))
-    return tv.normalize(image, MEAN.tolist(), STD.tolist())
+    image = tv.adjust_sharpness(image, float(drawn.sharpness[i]))
+    image = tv.posterize(image, int(drawn.bits[i])) if drawn.bits[i] < 8 else image
+    image = tv.autocontrast(image) if drawn.autocontrast[i] else image
+    image = tv.normalize(image, MEAN.tolist(), STD.tolist())
+    top, left, bottom, right = (int(value[i]) for value in drawn[-4:])
+    return tv.erase(image, top, left, bottom - top, right - left, torch.zeros(()))
 
 
 @pytest.mark.parametrize("crop", [32, 37])
@@ -64,6 +81,8 @@ def test_the_whole_recipe_agrees_with_torchvision(crop):
 
 
 @pytest.mark.parametrize("warp", [{"rotation": 30.0}, {"resized_crop": (0.2, 1.0)},
+                                  {"rotation": 180.0}, {"zoom": (0.5, 2.0)}, {"shear": 30.0},
+                                  {"rotation": 180.0, "zoom": (0.7, 1.4), "shear": 10.0},
                                   {"rotation": 90.0, "resized_crop": (0.3, 0.9)}])  # fmt: skip
 def test_rotation_and_resized_crop_in_the_recipe(warp):
     settings = AugmentSettings(crop=24, **{**PLAIN, "vertical_flip": 0.5, "horizontal_flip": 0.5}, **warp)
@@ -75,12 +94,45 @@ def test_rotation_and_resized_crop_in_the_recipe(warp):
     assert ((images - expected) * STD[:, None, None]).abs().max() <= 2.01 / 255  # a level for each resampling
 
 
+def test_trivial_colour_and_erasing_in_the_recipe():
+    settings = AugmentSettings(crop=32, trivial_colour=0.9, erasing=0.7, hue=0.3)
+    drawn, crops = drawn_for(settings, 120), crops_of(120, 32, 32)
+    crops = torch.nn.functional.avg_pool2d(crops.permute(0, 3, 1, 2).float(), 3, 1, 1).permute(0, 2, 3, 1).byte()
+    images = augment(crops, table_of(drawn), settings, MEAN, STD)
+    expected = torch.stack([by_torchvision(crops[i], drawn, i, settings) for i in range(120)])
+    close = ((images - expected) * STD[:, None, None]).abs() < 1e-5
+    steps = drawn.bits < 8  # a value within rounding of a step may fall on either side of it
+    assert close[~steps].all() and close[steps].float().mean() > 0.999 and steps.any()
+
+
+def test_trivial_colour_changes_one_thing_per_image():
+    drawn = drawn_for(AugmentSettings(crop=8, trivial_colour=0.6), 7000)
+    factors = np.stack([drawn.brightness, drawn.contrast, drawn.saturation, drawn.sharpness])
+    changed = np.stack([*(factors != 1.0), drawn.bits < 8, drawn.autocontrast]).astype(bool)
+    assert (changed.sum(axis=0) <= 1).all() and not drawn.hue.any()
+    assert changed[:4].mean(axis=1) == pytest.approx([1 / 7] * 4, abs=0.02)  # all equally often
+    assert factors.min() == pytest.approx(0.4, abs=0.01) and factors.max() == pytest.approx(1.6, abs=0.01)
+    assert set(drawn.bits) == {4, 5, 6, 7, 8}
+
+
+def test_erased_rectangles_have_the_share_and_frequency_of_torchvision():
+    drawn = drawn_for(AugmentSettings(crop=100, erasing=0.4), 4000)
+    height, width = drawn.erase_bottom - drawn.erase_top, drawn.erase_right - drawn.erase_left
+    erased = height > 0
+    assert erased.mean() == pytest.approx(0.4, abs=0.03)
+    area, ratio = (height * width)[erased] / 1e4, (height / np.maximum(width, 1))[erased]
+    assert area.min() > 0.018 and area.max() <= 0.335 and area.mean() == pytest.approx(0.175, abs=0.01)
+    assert ratio.min() > 0.27 and ratio.max() < 3.5
+    assert drawn.erase_top.min() == 0 and drawn.erase_bottom.max() == 100 == drawn.erase_right.max()
+
+
 @pytest.mark.parametrize(
     ("changes", "backend"),
     [
         ({}, "aot_eager"),
         ({"mixup": 0.4, "cutmix": 1.0}, "eager"),
         ({"rotation": 20.0, "resized_crop": (0.5, 1.0), "mixup": 0.2}, "eager"),
+        ({"rotation": 180.0, "zoom": (0.8, 1.2), "trivial_colour": 0.5, "erasing": 0.5}, "eager"),
         (PLAIN, "eager"),
     ],
 )
@@ -137,7 +189,9 @@ def test_draws_lie_where_the_settings_say():
 
 def test_switching_one_operation_on_leaves_the_others_alone():
     few = drawn_for(AugmentSettings(crop=32), 10)
-    more = drawn_for(AugmentSettings(crop=32, rotation=10, mixup=0.2, cutmix=0.5, brightness=0), 10)
+    more = drawn_for(
+        AugmentSettings(crop=32, rotation=10, mixup=0.2, cutmix=0.5, brightness=0, erasing=1, zoom=(1, 2)), 10
+    )
     for name in ("top", "left", "horizontal", "vertical", "contrast", "hue"):
         np.testing.assert_array_equal(getattr(few, name), getattr(more, name))
 
@@ -322,7 +376,7 @@ def test_resized_crop_at_its_own_size_copies():
 
 
 @pytest.mark.parametrize("degrees", [0.0, 90.0, -37.3, 12.0, 180.0])
-def test_rotate_agrees_with_torchvision_for_images_of_different_sizes(degrees):
+def test_affine_agrees_with_torchvision_for_images_of_different_sizes(degrees):
     sizes = [(31, 40), (40, 25), (40, 40)]
     frame = torch.zeros(3, 3, 40, 40, dtype=torch.uint8)
     images = [images_of(2, *size, seed=i)[0] for i, size in enumerate(sizes)]
@@ -330,11 +384,57 @@ def test_rotate_agrees_with_torchvision_for_images_of_different_sizes(degrees):
         place[:, : image.shape[1], : image.shape[2]] = image
     top, left = torch.tensor([2.0, 7, 11]), torch.tensor([9.0, 0, 11])
     heights, widths = torch.tensor(sizes, dtype=torch.float32).unbind(1)
-    ours = operations.rotate(frame, torch.full((3,), degrees), heights, widths, top, left, (20, 22))
+    zoom, shear = torch.tensor([1.0, 1.3, 0.6]), torch.tensor([0.0, 20.0, -10.0])
+    centre = top + 10, left + 11
+    ours = operations.affine(
+        frame, torch.full((3,), degrees), zoom, shear, heights, widths, *centre, top, left, (20, 22)
+    )
     for i, image in enumerate(images):
-        turned = tv.rotate(image.float(), degrees, interpolation=InterpolationMode.BILINEAR).round()
-        expected = tv.crop(turned, int(top[i]), int(left[i]), 20, 22)
+        moved = mirrored_affine(image, degrees, zoom[i], shear[i], [float(centre[1][i]), float(centre[0][i])])
+        expected = tv.crop(moved.round(), int(top[i]), int(left[i]), 20, 22)
         assert (ours[i].float() - expected).abs().max() <= 1
+
+
+def test_a_quarter_turn_of_the_crop_is_exact():
+    image = images_of(2, 20, 33)[:1]
+    at = [torch.tensor([value]) for value in (4.0, 7.0)]
+    turned = [torch.tensor([value]) for value in (90.0, 1.0, 0.0, 20.0, 33.0, 10.0, 13.0)]
+    crop = operations.affine(image, *turned, *at, (12, 12))
+    assert torch.equal(crop, image[:, :, 4:16, 7:19].rot90(1, (-2, -1)))
+
+
+def test_no_corner_is_black():
+    settings = AugmentSettings(crop=24, **PLAIN, rotation=180.0, zoom=(0.5, 2.0), shear=30.0)
+    frames = torch.zeros(50, 60, 60, 3, dtype=torch.uint8)  # the frame around the images is black
+    frames[:, :40, :50] = 200
+    images = augment(frames, table_of(drawn_for(settings, 50)), settings, torch.zeros(3), torch.ones(3))
+    torch.testing.assert_close(images, torch.full_like(images, 200 / 255))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "values"),
+    [
+        (operations.sharpness, tv.adjust_sharpness, torch.tensor([0.0, 0.3, 0.9, 1.0, 1.1, 1.5, 1.9, 3.0])),
+        (operations.posterize, lambda x, b: tv.posterize(x, int(b)) if b < 8 else x, torch.arange(1.0, 9.0)),
+        (operations.autocontrast, lambda x, on: tv.autocontrast(x) if on else x, torch.arange(8.0) % 2),
+    ],
+)
+def test_further_colour_operations_agree_with_torchvision(ours, theirs, values):
+    torch.testing.assert_close(ours(FLOATS, values), batched(theirs, FLOATS, values), rtol=0, atol=1e-6)
+    flat = torch.full((1, 3, 5, 5), 0.3)
+    assert torch.equal(ours(flat, torch.ones(1) * 8), flat) or ours is operations.sharpness
+
+
+def test_test_images_have_the_mean_scale_of_training():
+    sizes = np.full(4000, 256), np.full(4000, 341)
+    assert operations.matching_short_side(AugmentSettings(rotation=180), 256, *sizes) == 256
+    assert operations.matching_short_side(AugmentSettings(zoom=(0.8, 1.25)), 256, *sizes) == 256
+    assert operations.matching_short_side(AugmentSettings(zoom=(1.0, 1.44)), 256, *sizes) == round(1.2 * 256)
+    square = np.full(4000, 256), np.full(4000, 256)
+    quarter = AugmentSettings(crop=224, resized_crop=(0.25, 0.25))  # half of the side is enlarged to 224
+    assert operations.matching_short_side(quarter, 256, *square) == pytest.approx(448, abs=2)
+    whole = AugmentSettings(crop=224, resized_crop=(1.0, 1.0))
+    assert operations.matching_short_side(whole, 256, *sizes) == 224  # not below the crop
 
 
 def test_mixup_agrees_with_torchvision():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import cclnet
 from cclnet import CCLNet, InputError, functional
+from cclnet.data.sources import open_data
 from cclnet.errors import NotFinite
 from cclnet.runs.predictions import read_predictions
 from cclnet.settings import Settings, make_settings
@@ -310,3 +313,40 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(InputError, match="holds no state dict"):
         run(tmp_path, "d", weights=str(tmp_path / "list.pt"))
+
+
+@pytest.mark.parametrize("given", [None, 31])
+def test_images_are_tested_at_the_scale_of_training_here_and_in_deployment(tmp_path: Path, given: int | None) -> None:
+    path = run(
+        tmp_path, data="synthetic:images=60,size=48", short_side=32, test_short_side=given, epochs=1,
+        augment={"crop": 24, "resized_crop": (0.5, 0.5)},
+    )  # fmt: skip
+    model = cclnet.load(path)
+    assert model.description.short_side == (given or 34)  # 32 · 24 / (√0.5 · 32)
+    table = open_data("synthetic:images=60,size=48")
+    found = read_predictions(path / "predictions.csv")
+    rows = [table.names.index(name) for name in found.images]
+    predicted = model.run(np.stack([model.prepare(table.images[row]) for row in rows]))[0]
+    np.testing.assert_allclose(predicted, found.probabilities, atol=1e-5)
+
+
+def test_fine_tuning_resumes_exactly_with_all_of_its_settings(tmp_path: Path) -> None:
+    warped = {"rotation": 180, "zoom": (0.8, 1.25), "shear": 5, "trivial_colour": 0.5, "erasing": 0.5}
+    optimizer = {"optimizer": "adamw", "lr": 0.001, "layer_decay": 0.7, "decay_norms": False, "schedule": "cosine"}
+    changes: dict[str, Any] = {
+        **optimizer, "ema": 0.9, "epochs": 4, "drop_path_rate": 0.1, "logit_adjustment": 1.0,
+        "augment": {"crop": 28, **warped},
+    }  # fmt: skip
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+
+    def copy_at_the_third_epoch(record: dict[str, Any], _: CCLNet) -> None:
+        if record["epoch"] == 3:  # the checkpoint of the second is complete
+            shutil.copytree(whole, stopped, ignore=shutil.ignore_patterns("*.tmp*"))
+
+    train(tiny(**changes), whole, accelerator="cpu", progress=False, on_epoch=copy_at_the_third_epoch)
+    assert any((stopped / "checkpoints").iterdir()) and not (stopped / "predictions.csv").exists()
+    train(None, stopped, accelerator="cpu", progress=False)
+    for file in ("model.safetensors", "predictions.csv"):
+        assert (whole / file).read_bytes() == (stopped / file).read_bytes()
+    rates = [record["lr"] for record in metrics(whole)]
+    assert rates == sorted(rates, reverse=True) and rates[0] <= 0.001

@@ -1,6 +1,7 @@
 """Batched augmentation on the device: sample the parameters of a batch on the host, then apply them in one function.
 
-Every operation takes one parameter per image, [n], and equals its torchvision.transforms.v2 counterpart. Geometry maps
+Every operation takes one parameter per image, [n], and equals its torchvision.transforms.v2 counterpart, except that
+rotation, zoom and shear mirror the image at its edges, where torchvision fills with one colour. Geometry maps
 uint8 images [n, 3, h, w] to uint8; colour operations work on three float planes in [0, 1], red, green and blue,
 [n, h, w] each, which let the compiler keep a pixel in registers. No function branches on data and every shape is
 static. Colour operations update their own results in place, which is much faster in eager mode on a CPU.
@@ -21,11 +22,14 @@ from cclnet.settings import AugmentSettings
 Planes = tuple[Tensor, Tensor, Tensor]
 GREY = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue
 Floats = npt.NDArray[np.floating[Any]]
+ERASED_AREA, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)  # share of the crop, and height over width, of torchvision
+TRIVIAL = ("identity", "brightness", "contrast", "saturation", "sharpness", "posterize", "autocontrast")
+FEWEST_BITS = 2  # of posterize at full strength
 ATTEMPTS = 10  # to sample a resized crop that fits into the image, before the whole image is used
 
 
 class Parameters(NamedTuple):
-    """Augmentation parameters of each image, [n] each. A batch carries them as one table [n, 18], one column each."""
+    """Augmentation parameters of each image, [n] each. A batch carries them as one table [n, 27], one column each."""
 
     image_height: Any
     image_width: Any
@@ -45,6 +49,15 @@ class Parameters(NamedTuple):
     patch_left: Any
     patch_bottom: Any
     patch_right: Any
+    zoom: Any  # magnification
+    shear: Any  # degrees
+    sharpness: Any  # 1 for none
+    bits: Any  # of posterize; 8 for none
+    autocontrast: Any  # 1 for yes, else 0
+    erase_top: Any  # the rectangle that is erased; empty for none
+    erase_left: Any
+    erase_bottom: Any
+    erase_right: Any
 
     def own_share(self, crop: int) -> Any:
         """Return the share of each image that is its own after mixup and cutmix: the weight of its label."""
@@ -63,6 +76,8 @@ def sample_parameters(
     attempts = generator.random((count, 2, ATTEMPTS))[taken] if settings.resized_crop else None
     mixup_share = generator.beta(settings.mixup, settings.mixup, count)[taken] if settings.mixup else None
     cutmix_share = generator.beta(settings.cutmix, settings.cutmix, count)[taken] if settings.cutmix else None
+    # From a generator of their own, so that the numbers above are those of earlier versions.
+    more = generator.spawn(1)[0].random((count, 9))[taken].T
     if attempts is None:
         crop = np.full(len(heights), settings.crop)
         top, left = (_integers_below(uniform[i], side - crop + 1) for i, side in enumerate((heights, widths)))
@@ -74,17 +89,79 @@ def sample_parameters(
         least = max(0.0, 1.0 - strength)
         return least + (1.0 + strength - least) * numbers
 
+    colour: dict[str, Any] = {
+        "brightness": factor(uniform[5], settings.brightness),
+        "contrast": factor(uniform[6], settings.contrast),
+        "saturation": factor(uniform[7], settings.saturation),
+        "hue": settings.hue * (2.0 * uniform[8] - 1.0),
+        "sharpness": np.ones(len(heights)),
+        "bits": np.full(len(heights), 8),
+        "autocontrast": np.zeros(len(heights)),
+    }
+    if settings.trivial_colour:
+        colour = _trivial_colour(more[0], more[1], settings.trivial_colour)
+    smallest, largest = settings.zoom or (1.0, 1.0)
+    top, left, height, width = box
     return Parameters(
-        heights, widths, *box,
+        heights, widths, top, left, height, width,
         degrees=settings.rotation * (2.0 * uniform[2] - 1.0),
         horizontal=uniform[3] < settings.horizontal_flip,
         vertical=uniform[4] < settings.vertical_flip,
-        brightness=factor(uniform[5], settings.brightness),
-        contrast=factor(uniform[6], settings.contrast),
-        saturation=factor(uniform[7], settings.saturation),
-        hue=settings.hue * (2.0 * uniform[8] - 1.0),
+        zoom=smallest * (largest / smallest) ** more[2],
+        shear=settings.shear * (2.0 * more[3] - 1.0),
+        **colour,
         **_mixing(uniform[9:], mixup_share, cutmix_share, settings.crop),
+        **_erased(more[4:], settings.erasing, settings.crop),
     )  # fmt: skip
+
+
+def _trivial_colour(choice: Floats, magnitude: Floats, strength: float) -> dict[str, Any]:
+    """Choose one operation of ``TRIVIAL`` per image, all equally often, with a uniform magnitude. Factors are in
+    [1 − strength, 1 + strength]. Solarize and equalize of TrivialAugment are left out: they invert or redistribute the
+    colours, which are a finding in medical images."""
+    chosen = _integers_below(choice, len(TRIVIAL))
+    factor = 1.0 + strength * (2.0 * magnitude - 1.0)
+    bits = 8 - np.rint((8 - FEWEST_BITS) * strength * magnitude).astype(np.int64)
+    own = {name: chosen == index for index, name in enumerate(TRIVIAL)}
+    factors = ("brightness", "contrast", "saturation", "sharpness")
+    return {
+        **{name: np.where(own[name], factor, 1.0) for name in factors},
+        "hue": np.zeros(len(chosen)),
+        "bits": np.where(own["posterize"], bits, 8),
+        "autocontrast": own["autocontrast"],
+    }
+
+
+def _erased(uniform: Floats, probability: float, crop: int) -> dict[str, Any]:
+    """Rectangles to erase, uniform in area and in log aspect ratio; empty with probability 1 − ``probability``."""
+    area = (ERASED_AREA[0] + (ERASED_AREA[1] - ERASED_AREA[0]) * uniform[1]) * crop**2
+    ratio = ERASED_RATIO[0] * (ERASED_RATIO[1] / ERASED_RATIO[0]) ** uniform[2]
+    chosen = uniform[0] < probability
+    height, width = (
+        np.where(chosen, np.minimum(np.rint(np.sqrt(side)).astype(np.int64), crop), 0)
+        for side in (area * ratio, area / ratio)
+    )
+    top, left = _integers_below(uniform[3], crop - height + 1), _integers_below(uniform[4], crop - width + 1)
+    return {"erase_top": top, "erase_left": left, "erase_bottom": top + height, "erase_right": left + width}
+
+
+def matching_short_side(settings: AugmentSettings, short_side: int, heights: Any, widths: Any) -> int:
+    """The short side at which objects in a central crop appear as large as in training, in the geometric mean.
+
+    A resized crop and zoom change the size of objects; a test at the ``short_side`` of the training images would show
+    them at another size than the network has learned. ``heights`` and ``widths`` are of the training images.
+
+    >>> sizes = np.full(1000, 256), np.full(1000, 256)
+    >>> matching_short_side(AugmentSettings(resized_crop=(0.25, 0.25)), 256, *sizes)  # half of the side fills the crop
+    448
+    """
+    heights, widths = np.asarray(heights, dtype=np.int64), np.asarray(widths, dtype=np.int64)
+    sampled = sample_parameters(
+        settings, np.random.default_rng(0), len(heights), np.arange(len(heights)), heights, widths
+    )
+    smallest, largest = settings.zoom or (1.0, 1.0)  # its mean is known
+    scale = settings.crop / np.exp(0.5 * np.log(sampled.height * sampled.width).mean()) * np.sqrt(smallest * largest)
+    return max(settings.crop, round(short_side * float(scale)))
 
 
 def _integers_below(numbers: Floats, limit: Any) -> npt.NDArray[np.int64]:
@@ -134,7 +211,7 @@ def augment(crops: Tensor, parameters: Tensor, settings: AugmentSettings, mean: 
     A pure function without branches on data, so that ``torch.compile(augment, fullgraph=True)`` fuses it. ``crops``
     [n, h, w, 3] are crops of side ``crop``, or where ``settings.warps`` whole images in the upper left of a common
     frame; where ``settings.mixes`` there is one more in front, which is only mixed into the next. ``parameters`` is
-    the table [n, 18] of :class:`Parameters`; ``mean`` and ``std`` [3] refer to values in [0, 1].
+    the table [n, 27] of :class:`Parameters`; ``mean`` and ``std`` [3] refer to values in [0, 1].
     """
     if crops.is_cpu and not torch.compiler.is_compiling():
         # Pieces that fit in a core's cache are about twice as fast on a CPU as the whole batch.
@@ -163,31 +240,40 @@ def _augment_images(crops: Tensor, parameters: Tensor, settings: AugmentSettings
     images = crops.permute(0, 3, 1, 2)
     if settings.warps:
         images = _warp(images, sampled, settings)
-    if settings.contrast:  # the mean after the brightness change; flips do not affect it
+    if settings.contrast or settings.trivial_colour:  # the mean after the brightness change; flips do not affect it
         mean_luma = mean_grey(images, sampled.brightness)
     if settings.horizontal_flip or settings.vertical_flip:
         images = flip(images, sampled.horizontal, sampled.vertical)
     planes = to_planes(images)
-    if settings.brightness:
+    if settings.brightness or settings.trivial_colour:
         planes = brightness(planes, sampled.brightness)
-    if settings.contrast:
+    if settings.contrast or settings.trivial_colour:
         planes = contrast(planes, sampled.contrast, mean_luma)
-    if settings.saturation:
+    if settings.saturation or settings.trivial_colour:
         planes = saturation(planes, sampled.saturation)
-    images = hue(planes, sampled.hue) if settings.hue else from_planes(planes)
-    return images.sub_(mean[:, None, None]).div_(std[:, None, None])
+    images = hue(planes, sampled.hue) if settings.hue and not settings.trivial_colour else from_planes(planes)
+    if settings.trivial_colour:
+        images = sharpness(images, sampled.sharpness)
+        images = autocontrast(posterize(images, sampled.bits), sampled.autocontrast)
+    images = images.sub_(mean[:, None, None]).div_(std[:, None, None])
+    if settings.erasing:
+        area = sampled.erase_top, sampled.erase_left, sampled.erase_bottom, sampled.erase_right
+        images = torch.where(_inside(images, *area), 0.0, images)
+    return images
 
 
 def _warp(images: Tensor, sampled: Parameters, settings: AugmentSettings) -> Tensor:
     size = settings.crop, settings.crop
+    box = sampled.top, sampled.left, sampled.height, sampled.width
+    if not settings.affine:
+        return resized_crop(images, *box, size)
+    centre = sampled.top + sampled.height / 2, sampled.left + sampled.width / 2
+    moved = sampled.degrees, sampled.zoom, sampled.shear, sampled.image_height, sampled.image_width, *centre
     if settings.resized_crop is None:
-        window = sampled.top, sampled.left
-        return rotate(images, sampled.degrees, sampled.image_height, sampled.image_width, *window, size)
-    if settings.rotation:
-        corner = torch.zeros_like(sampled.top)
-        frame = images.shape[-2], images.shape[-1]
-        images = rotate(images, sampled.degrees, sampled.image_height, sampled.image_width, corner, corner, frame)
-    return resized_crop(images, sampled.top, sampled.left, sampled.height, sampled.width, size)
+        return affine(images, *moved, sampled.top, sampled.left, size)
+    corner = torch.zeros_like(sampled.top)
+    whole = affine(images, *moved, corner, corner, (images.shape[-2], images.shape[-1]))
+    return resized_crop(whole, *box, size)
 
 
 def normalise(crops: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -293,23 +379,60 @@ def hue(planes: Planes, shift: Tensor) -> Tensor:
     return strength.mul_(span[:, None]).add_(least[:, None])
 
 
-def rotate(
-    images: Tensor, degrees: Tensor, height: Tensor, width: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]
-) -> Tensor:
-    """Rotate uint8 images, ``height`` × ``width`` in the upper left of a zero frame, counter-clockwise about their
-    centre (bilinear, zero outside) and return the crop of ``size`` at (``top``, ``left``)."""
-    frame_height, frame_width = images.shape[-2:]
-    angle = torch.deg2rad(degrees)[:, None, None]
+def sharpness(images: Tensor, factor: Tensor) -> Tensor:
+    """``clamp(f x + (1 − f) blurred)`` with a 3 × 3 blur; the outermost pixels keep their value."""
+    weights = images.new_ones(3, 1, 3, 3)
+    weights[:, :, 1, 1] = 5.0
+    blurred = F.conv2d(images, weights / 13.0, groups=3)
+    inner = images[:, :, 1:-1, 1:-1]
+    changed = torch.lerp(blurred, inner, _per_image(factor)).clamp(0.0, 1.0)
+    return images + F.pad(changed - inner, (1, 1, 1, 1))
+
+
+def posterize(images: Tensor, bits: Tensor) -> Tensor:
+    """Keep the upper ``bits`` of eight, ``floor(2^b x) / 2^b``; images with eight bits stay as they are."""
+    levels = _per_image(torch.exp2(bits))
+    kept = torch.minimum((images * levels).floor(), levels - 1.0) / levels
+    return torch.where(_per_image(bits) < 8, kept, images)
+
+
+def autocontrast(images: Tensor, flag: Tensor) -> Tensor:
+    """Stretch each channel to [0, 1] where ``flag`` is 1; a constant channel stays."""
+    least, most = images.amin(dim=(-2, -1), keepdim=True), images.amax(dim=(-2, -1), keepdim=True)
+    constant = most == least
+    stretched = (images - least.masked_fill(constant, 0.0)) / (most - least).masked_fill(constant, 1.0)
+    return torch.where(_per_image(flag) > 0, stretched, images)
+
+
+def affine(
+    images: Tensor, degrees: Tensor, zoom: Tensor, shear: Tensor, height: Tensor, width: Tensor,
+    centre_y: Tensor, centre_x: Tensor, top: Tensor, left: Tensor, size: tuple[int, int],
+) -> Tensor:  # fmt: skip
+    """Rotate uint8 images, ``height`` × ``width`` in the upper left of a frame, counter-clockwise about a centre,
+    magnify and shear them (bilinear, mirrored at the edges) and return the crop of ``size`` at (``top``, ``left``).
+
+    Rotation about the centre of the crop keeps what the crop shows in it; a quarter turn is exact and needs no
+    mirrored pixels.
+    """
+    angle, slope = torch.deg2rad(degrees)[:, None, None], torch.deg2rad(shear).tan()[:, None, None]
     cosine, sine = angle.cos(), angle.sin()
     down = torch.arange(size[0], device=images.device) + 0.5
     right = torch.arange(size[1], device=images.device) + 0.5
-    y = (down[None, :] + (top - height / 2)[:, None])[:, :, None]
-    x = (right[None, :] + (left - width / 2)[:, None])[:, None, :]
-    from_x = cosine * x - sine * y + (width / 2)[:, None, None]
-    from_y = sine * x + cosine * y + (height / 2)[:, None, None]
+    y = ((down + (top - centre_y)[:, None]) / zoom[:, None])[:, :, None]
+    x = ((right + (left - centre_x)[:, None]) / zoom[:, None])[:, None, :]
+    from_x = (cosine + sine * slope) * x + (cosine * slope - sine) * y + centre_x[:, None, None]
+    from_y = sine * x + cosine * y + centre_y[:, None, None]
+    frame_height, frame_width = images.shape[-2:]
+    from_x, from_y = _mirror(from_x, width[:, None, None]), _mirror(from_y, height[:, None, None])
     grid = torch.stack((from_x * (2 / frame_width) - 1, from_y * (2 / frame_height) - 1), dim=-1)
-    rotated = F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-    return rotated.round_().to(torch.uint8)
+    moved = F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return moved.round_().to(torch.uint8)
+
+
+def _mirror(position: Tensor, length: Tensor) -> Tensor:
+    """Positions reflected into [0, length], and at least half a pixel from its ends."""
+    inside = length - (position.remainder(2.0 * length) - length).abs()
+    return torch.minimum(inside.clamp(min=0.5), length - 0.5)
 
 
 def resized_crop(
@@ -343,7 +466,10 @@ def mixup(images: Tensor, previous: Tensor, share: Tensor) -> Tensor:
 
 def cutmix(images: Tensor, previous: Tensor, top: Tensor, left: Tensor, bottom: Tensor, right: Tensor) -> Tensor:
     """Take rows ``top`` to ``bottom`` and columns ``left`` to ``right`` (end excluded) from the previous image."""
+    return torch.where(_inside(images, top, left, bottom, right), previous, images)
+
+
+def _inside(images: Tensor, top: Tensor, left: Tensor, bottom: Tensor, right: Tensor) -> Tensor:
     y = torch.arange(images.shape[-2], device=images.device)[:, None]
     x = torch.arange(images.shape[-1], device=images.device)
-    inside = (y >= _per_image(top)) & (y < _per_image(bottom)) & (x >= _per_image(left)) & (x < _per_image(right))
-    return torch.where(inside, previous, images)
+    return (y >= _per_image(top)) & (y < _per_image(bottom)) & (x >= _per_image(left)) & (x < _per_image(right))

@@ -8,7 +8,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from cclnet.data.augment import matching_short_side
 from cclnet.data.cache import DecodedImages, decode
 from cclnet.data.loader import Loader, Rows
 from cclnet.data.sources import open_data
@@ -138,6 +139,9 @@ class PreparedData:
     table: ImageTable
     splits: npt.NDArray[np.str_]
     images: DecodedImages
+    # Those that are tested, if they are to have another short side than the training images.
+    test_images: DecodedImages | None = None
+    test_short_side: int | None = None
 
     def rows(self, split: str) -> npt.NDArray[np.intp]:
         """Return the indices of the images in a split."""
@@ -158,11 +162,40 @@ def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric) -> Prepared
             splits = make_split(table, settings.split)
             write_split(run.split, table, splits)
         images = decode(table, settings.short_side, cache_dir=settings.cache_folder, progress=fabric.is_global_zero)
+        data = PreparedData(table, splits, images)
+        if (short_side := test_short_side(settings, data)) != settings.short_side:
+            tested = np.flatnonzero(splits != "train")
+            test_images = _decode_rows(table, tested, short_side, settings.cache_folder, fabric.is_global_zero)
+            data = replace(data, test_images=test_images, test_short_side=short_side)
     if not (splits == "train").any():
         raise InputError("the training split has no images: choose other shares.")
     if not np.isin(splits, ("val", "test")).any():
         raise InputError("neither the split 'val' nor 'test' has images: choose other shares.")
-    return PreparedData(table, splits, images)
+    return data
+
+
+def test_short_side(settings: Settings, data: PreparedData) -> int:
+    """Return the short side of the images that are tested."""
+    if settings.test_short_side is not None:
+        return settings.test_short_side
+    if settings.augment.resized_crop is None and settings.augment.zoom is None:
+        return settings.short_side
+    rows = data.rows("train")
+    return matching_short_side(
+        settings.augment, settings.short_side, data.images.heights[rows], data.images.widths[rows]
+    )
+
+
+def _decode_rows(
+    table: ImageTable, rows: npt.NDArray[np.intp], short_side: int, cache_dir: Path | None, progress: bool
+) -> DecodedImages:
+    """Return the decoded images of some rows; the others have no pixels."""
+    some = decode(table.select(rows), short_side, cache_dir=cache_dir, progress=progress)
+    offsets, heights, widths = (
+        np.zeros(len(table), values.dtype) for values in (some.offsets, some.heights, some.widths)
+    )
+    offsets[rows], heights[rows], widths[rows] = some.offsets, some.heights, some.widths
+    return DecodedImages(some.pixels, offsets, heights, widths)
 
 
 def train_loader(settings: Settings, data: PreparedData, fabric: Fabric) -> Loader:
@@ -188,9 +221,10 @@ def train_loader(settings: Settings, data: PreparedData, fabric: Fabric) -> Load
 
 
 def make_loader(settings: Settings, data: PreparedData, rows: Rows, fabric: Fabric, **options: Any) -> Loader:
-    """Return a loader of ``rows``; ``options`` are further arguments of Loader."""
+    """Return a loader of ``rows``, to train with the option ``augment``, else to test; ``options`` are further
+    arguments of Loader."""
     return Loader(
-        data.images,
+        data.images if "augment" in options or data.test_images is None else data.test_images,
         data.table.labels,
         rows,
         batch_size=settings.batch_size,

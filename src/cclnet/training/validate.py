@@ -114,7 +114,7 @@ def describe(
         backbone=settings.backbone,
         classes=tuple(table.classes),
         multilabel=table.multilabel,
-        short_side=settings.short_side,
+        short_side=data.test_short_side or settings.short_side,
         crop=(settings.augment.crop, settings.augment.crop),
         mean=mean,
         std=std,
