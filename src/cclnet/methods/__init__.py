@@ -15,6 +15,7 @@ from cclnet.methods.ccl import CCL
 from cclnet.methods.ccl_balanced import CCLBalanced
 from cclnet.methods.ccl_centroid import CCLCentroid
 from cclnet.methods.ccl_confusion import CCLConfusion
+from cclnet.methods.ccl_forward import CCLForward
 from cclnet.methods.ccl_multilabel import CCLMultilabel
 from cclnet.methods.confidence_penalty import ConfidencePenalty
 from cclnet.methods.focal import Focal
@@ -37,6 +38,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "ccl-balanced": CCLBalanced,
     "ccl-centroid": CCLCentroid,
     "ccl-confusion": CCLConfusion,
+    "ccl-forward": CCLForward,
     "hard": Hard,
     "lsr": LSR,
     # The four label smoothing rows of Table 1 of the paper; 0.5228 is the collapse point of CCL with seven classes.
