@@ -213,16 +213,17 @@ CANDIDATES = ("soft targets 0.8", "forward class means", "forward dictionary", "
 
 def planned(seeds: range | tuple[int, ...]) -> list[Cell]:
     """All cells of the plan, the most important first."""
+    every = BASELINES + OURS + RIVALS + CANDIDATES
     cells = []
     for regime in ("noise40", "clean", "noise20"):
-        for data in CLASSES:
-            for method in BASELINES + OURS + RIVALS + CANDIDATES + (("ordinal",) if data == "aptos" else ()):
-                cells += [Cell(data, regime, method, seed) for seed in seeds]
+        for methods in (BASELINES + OURS, every):
+            for data in CLASSES:
+                told = ("ordinal",) if data == "aptos" else ()
+                cells += [Cell(data, regime, method, seed) for method in methods + told for seed in seeds]
+    few = (*BASELINES, *OURS, "soft targets 0.8", "hard:logit_adjustment=1")
     for regime in ("few20", "few80"):
-        for data in CLASSES:
-            for method in (*BASELINES, *OURS, "soft targets 0.8", "hard:logit_adjustment=1"):
-                cells += [Cell(data, regime, method, seed) for seed in seeds]
-    return cells
+        cells += [Cell(data, regime, method, seed) for data in CLASSES for method in few for seed in seeds]
+    return list(dict.fromkeys(cells))
 
 
 def run(options: argparse.Namespace) -> None:

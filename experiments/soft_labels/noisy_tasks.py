@@ -11,6 +11,7 @@ Noise on APTOS 2019: to an adjacent grade, both with the same probability.
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,7 +136,7 @@ def make_task(data: Features, rate: float, per_class: int | None, seed: int, tun
         train = np.concatenate(of_class)
     matrix = noise_matrix(data.name, rate)
     given = [rng.choice(len(matrix), p=matrix[k]) for k in data.labels[train]]
-    project = _principal_components(data.features[train])
+    project = _principal_components(data, train)
     return Task(
         project(data.features[train]),
         torch.tensor(np.array(given, np.int64)),
@@ -153,9 +154,16 @@ def _chosen_groups(groups: Integers, seed: int) -> npt.NDArray[np.bool_]:
     return np.random.default_rng(seed).permutation(count) < round(TEST_SHARE * count)
 
 
-def _principal_components(features: Floats):
+_PROJECTIONS: dict[tuple[str, bytes], Callable[[Floats], Tensor]] = {}  # by data set and training rows
+
+
+def _principal_components(data: Features, train: Integers) -> Callable[[Floats], Tensor]:
     """Projection on the leading components of the training features, scaled to a mean variance of one."""
-    mean = features.mean(axis=0)
-    _, singular, axes = np.linalg.svd(features - mean, full_matrices=False)
-    scale = np.sqrt((singular[:COMPONENTS] ** 2).mean() / len(features))
-    return lambda own: torch.tensor((own - mean) @ axes[:COMPONENTS].T / scale, dtype=torch.float32)
+    key = data.name, train.tobytes()
+    if key not in _PROJECTIONS:
+        features = data.features[train]
+        mean = features.mean(axis=0)
+        variances, axes = np.linalg.eigh(np.cov(features - mean, rowvar=False))
+        leading, scale = axes[:, ::-1][:, :COMPONENTS], np.sqrt(variances[-COMPONENTS:].mean())
+        _PROJECTIONS[key] = lambda own: torch.tensor((own - mean) @ leading / scale, dtype=torch.float32)
+    return _PROJECTIONS[key]
