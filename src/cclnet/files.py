@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +15,12 @@ from typing import Any, BinaryIO
 
 from cclnet.errors import InputError
 
+PARTIAL = ".partial"  # how the temporary names of unfinished files end
 MAX_JSON = 64 * 2**20  # bytes, after decompression: 100,000 class names and an abstention curve take a few MiB
+
+
+Content = bytes | str | Callable[[BinaryIO], object]  # the last fills an open file
+Writer = Callable[[Path, Content], None]  # write_whole, or cclnet.runs.checksums.write_covered
 
 
 def make_folder(path: str | Path) -> Path:
@@ -22,16 +29,22 @@ def make_folder(path: str | Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"the folder {path} cannot be made: {error.strerror or error}. Choose another.") from error
+        raise InputError(f"the folder {path} cannot be made: {write_problem(path, error)}. Choose another.") from error
     return path
 
 
-def write_whole(path: str | Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
+def write_whole(
+    path: str | Path,
+    content: Content,
+    before_rename: Callable[[Path], object] | None = None,
+) -> None:
     """Write ``content`` (bytes, text, or a function that fills an open file) under a temporary name beside
     ``path``, flush it to the disk, then rename it. On failure ``path`` is unchanged.
+
+    ``before_rename`` is called with the temporary file once it is on the disk.
     """
     path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
         with partial.open("wb") as file:
             if callable(content):
@@ -40,24 +53,52 @@ def write_whole(path: str | Path, content: bytes | str | Callable[[BinaryIO], ob
                 file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
+        if before_rename is not None:
+            before_rename(partial)
         partial.replace(path)
-    except OSError as error:
+    except BaseException as error:
         _remove(partial)
+        refused = _caused_by_disk(error)
+        if refused is None:
+            raise
         raise InputError(
-            f"cannot write {path}: {error.strerror or error}. The previous file, if any, is unchanged. "
+            f"cannot write {path}: {write_problem(path, refused)}. The previous file, if any, is unchanged. "
             "Free some space or choose a writable folder."
         ) from error
-    except BaseException:
-        _remove(partial)
-        raise
 
 
-def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
+def _caused_by_disk(error: BaseException | None) -> OSError | None:
+    """The error of the disk behind a RuntimeError, as which torch reports a failed write."""
+    while isinstance(error, RuntimeError):
+        error = error.__cause__ or error.__context__
+    return error if isinstance(error, OSError) else None
+
+
+def write_problem(path: str | Path, error: OSError) -> str:
+    """Why ``path`` could not be written; where its disk is full, which disk that is."""
+    reason = error.strerror or str(error)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return reason
+    place = Path(path).absolute()
+    while not place.is_mount():  # "/" is one
+        place = place.parent
+    usage = shutil.disk_usage(place)
+    return f"{reason}: the disk mounted at {place} has {usage.free / 1e9:.2f} of {usage.total / 1e9:.2f} GB free"
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove the temporary files that a killed :func:`write_whole` left in a folder to which nobody is writing."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        if path.is_file():
+            _remove(path)
+
+
+def write_json(path: Path, content: Mapping[str, Any], write: Writer = write_whole) -> None:
     """Write indented JSON with rows of numbers on one line each."""
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     # A line break is never inside a string, where JSON escapes it.
     text = re.sub(r"\[\n[\s\d.,e+-]+\]", lambda numbers: " ".join(numbers[0].split()), text)
-    write_whole(path, text + "\n")
+    write(path, text + "\n")
 
 
 def read_json(path: str | Path, purpose: str = "") -> dict[str, Any]:

@@ -124,6 +124,7 @@ def test_a_run_without_checkpoint_is_discarded(tmp_path: Path) -> None:
 
 def test_a_run_of_version_0_1_is_read(run: RunFolder) -> None:
     """format 1 with the temperature in model.json, correlation.csv, the column and the setting of the old names."""
+    run.checksums.unlink()
     run.soft_labels.rename(run.path / "correlation.csv")
     content = MODEL.to_json() | {"format": 1, "temperature": 1.5}
     run.model.write_text(json.dumps(content))
@@ -142,6 +143,7 @@ def test_a_run_of_version_0_1_is_read(run: RunFolder) -> None:
 
 
 def test_a_model_json_that_is_not_ours_is_refused(run: RunFolder) -> None:
+    run.checksums.unlink()
     run.model.write_text(json.dumps({"classes": list(CLASSES), "name": "x"}))
     with pytest.raises(InputError, match=r"model\.json has format None"):
         open_run(run.path)

@@ -146,8 +146,10 @@ def _register_commands() -> None:
     from cclnet.cli.reproduce_command import reproduce
     from cclnet.cli.serve_command import serve
     from cclnet.cli.train_command import train
+    from cclnet.cli.verify_command import verify
 
-    for command in (train, benchmark, evaluate, compare, compare_methods, serve, predict, export, reproduce, methods):
+    for command in (train, benchmark, evaluate, compare, compare_methods, serve, predict, export, verify, reproduce,
+                    methods):  # fmt: skip
         app.command()(command)
     app.add_typer(data_app, name="data")
     app.add_typer(presets_app, name="presets")

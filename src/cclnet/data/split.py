@@ -235,10 +235,15 @@ def _refuse_leaks(splits: SplitNames, table: ImageTable, settings: SplitSettings
     )
 
 
-def write_split(path: str | Path, table: ImageTable, splits: SplitNames) -> None:
-    """Write split.csv with columns image, split, group (where known) and label."""
+def split_table(table: ImageTable, splits: SplitNames) -> SplitTable:
+    """The content of split.csv: image, split, group (where known) and label."""
     names, labels = np.array(table.names, dtype=np.str_), np.array(table.label_names(), dtype=np.str_)
-    write_split_file(path, SplitTable(names, splits, table.groups, labels))
+    return SplitTable(names, splits, table.groups, labels)
+
+
+def write_split(path: str | Path, table: ImageTable, splits: SplitNames) -> None:
+    """Write a split.csv."""
+    write_split_file(path, split_table(table, splits))
 
 
 def read_split(path: str | Path, table: ImageTable) -> SplitNames:

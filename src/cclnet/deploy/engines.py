@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,7 @@ from PIL import Image
 from cclnet.data.image_io import MAX_PIXELS, grey_to_rgb, read_resized, rgb_of, to_short_side
 from cclnet.data.parallel import available_cores
 from cclnet.errors import InputError, unknown
+from cclnet.runs.checksums import checking
 
 if TYPE_CHECKING:
     from cclnet.deploy.shipped import Shipped
@@ -90,12 +92,13 @@ class OnnxEngine:
         providers = _providers(device, onnxruntime.get_available_providers())
         self.device = "cuda" if providers[0].startswith("CUDA") else "cpu"
         name, content = (model, model.read_bytes()) if isinstance(model, Path) else ("the model", model)
-        if _EXTERNAL_WEIGHTS.search(content):  # before ONNX Runtime could read any of them
-            raise InputError(f"{name} is refused: it keeps weights in other files, which cclnet never writes.")
-        try:
-            self.session = onnxruntime.InferenceSession(content, settings, providers=providers)
-        except Exception as error:  # onnxruntime's errors have no common base class
-            raise InputError(f"{name} is not an ONNX model that can be run: {error}") from error
+        with checking(model) if isinstance(model, Path) else nullcontext():
+            if _EXTERNAL_WEIGHTS.search(content):  # before ONNX Runtime could read any of them
+                raise InputError(f"{name} is refused: it keeps weights in other files, which cclnet never writes.")
+            try:
+                self.session = onnxruntime.InferenceSession(content, settings, providers=providers)
+            except Exception as error:  # onnxruntime's errors have no common base class
+                raise InputError(f"{name} is not an ONNX model that can be run: {error}") from error
         self.outputs = [output.name for output in self.session.get_outputs()]
         inputs = self.session.get_inputs()
         if len(inputs) != 1 or inputs[0].type != "tensor(uint8)" or self.outputs[0] != "probabilities":
@@ -105,7 +108,10 @@ class OnnxEngine:
             )
         self.input = inputs[0].name
         # Values that are part of the program cannot be changed in model.json or calibration.json alone.
-        baked_in = json.loads(self.session.get_modelmeta().custom_metadata_map.get("cclnet", "{}"))
+        try:
+            baked_in = dict(json.loads(self.session.get_modelmeta().custom_metadata_map.get("cclnet", "{}")))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InputError(f"{name} is refused: its metadata is not that of cclnet ({error}).") from error
         wrong = [key for key, value in description.baked_in(temperature).items() if baked_in.get(key) != value]
         if wrong:
             raise InputError(

@@ -27,8 +27,9 @@ from cclnet.errors import InputError, first_line, unknown
 from cclnet.evaluation.decision import curve_of_run, rule_of_run
 from cclnet.files import make_folder, write_whole
 from cclnet.functional import LEAST
+from cclnet.runs.checksums import write_covered
 from cclnet.runs.folder import RunFolder
-from cclnet.runs.model import ExportInfo, ModelDescription, write_model_file
+from cclnet.runs.model import ExportInfo, ModelDescription
 from cclnet.runs.provenance import package_versions
 
 Run = Callable[[Pixels], Sequence[npt.NDArray[Any]]]
@@ -75,14 +76,14 @@ def export(
     try:
         path = partial / FORMATS[format]
         if format == "onnx":
-            write_whole(path, onnx_program(shipped, description, temperature))
+            write_covered(path, onnx_program(shipped, description, temperature))
             exported_run: Run = OnnxEngine(path, description, temperature, "cpu").run_all
         elif format == "torch":
             content, program = torch_program(shipped, description)
-            write_whole(path, content)
+            write_covered(path, content)
             exported_run = _numpy_outputs(program)
         else:
-            write_whole(path, files.weights.read_bytes())
+            write_covered(path, files.weights.read_bytes())
             exported_run = _numpy_outputs(read_shipped(path, description, temperature))
         checked = check(shipped, check_images(description.crop), exported_run, f"the exported {path.name}")
         curve = (
@@ -92,7 +93,7 @@ def export(
         )
         calibration = replace(calibration, abstention=curve, decision=None if multilabel else rule)
         exported, written = exported_description(description, shipped, format, checked), RunFolder(partial)
-        write_model_file(written.model, exported)
+        written.write_description(exported)
         written.write_calibration(calibration)
         soft_labels = files.read_soft_labels(classes)
         if soft_labels is not None:

@@ -15,6 +15,7 @@ from cclnet.data.augment import normalise
 from cclnet.errors import InputError
 from cclnet.functional import inverse_of, unsoften_by
 from cclnet.network import TimmClassifier, image_size_settings
+from cclnet.runs.checksums import checking
 from cclnet.runs.model import ModelDescription
 
 
@@ -90,8 +91,13 @@ def read_shipped(path: Path, description: ModelDescription, temperature: float |
     network costs no memory. ``temperature`` None is 1.
     """
     _refuse_pickle(path)
+    size = image_size_settings(description.backbone, description.crop)
+    with checking(path):
+        return Shipped(_read_network(path, description, size), description, temperature)
+
+
+def _read_network(path: Path, description: ModelDescription, size: dict[str, Any]) -> nn.Module:
     name, count = description.backbone, len(description.classes)
-    size = image_size_settings(name, description.crop)
     try:
         with safe_open(path, framework="pt") as file:
             given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -107,7 +113,7 @@ def read_shipped(path: Path, description: ModelDescription, temperature: float |
         model.load_state_dict(load_file(path))
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} is refused: it is not a whole .safetensors file ({error}).") from error
-    return Shipped(model, description, temperature)
+    return model
 
 
 def _refuse_pickle(path: Path) -> None:

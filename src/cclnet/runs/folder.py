@@ -1,9 +1,9 @@
 """The run folder, and runs as evaluation opens them.
 
 A run is a folder with ``settings.toml split.csv metrics.jsonl checkpoints/ model.safetensors model.json
-soft_labels.csv predictions.csv calibration.json scores.json report.html``. Each file has one reader and one writer,
-both in ``cclnet.runs``, and no stage changes the file of an earlier one. The folder suffices to resume the run, to
-evaluate it again without the model, and to deploy the model.
+soft_labels.csv predictions.csv calibration.json scores.json report.html SHA256SUMS``. Each file has one reader and one
+writer, both in ``cclnet.runs``, and no stage changes the file of an earlier one. The folder suffices to resume the run,
+to evaluate it again without the model, and to deploy the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from cclnet.errors import InputError
-from cclnet.files import make_folder, write_json, write_whole
+from cclnet.files import Writer, make_folder, remove_partial, write_json, write_whole
+from cclnet.runs import checksums
 from cclnet.runs import model as model_files
 from cclnet.runs.kept_result import read_kept_result
 from cclnet.runs.model import Calibration, ModelDescription
@@ -47,12 +48,13 @@ class SplitTable:
         return pd.DataFrame({name: column.tolist() for name, column in columns.items() if column is not None})
 
 
-def write_split_file(path: str | Path, table: SplitTable) -> None:
-    write_whole(path, table.to_frame().to_csv(index=False, lineterminator="\n"))
+def write_split_file(path: str | Path, table: SplitTable, write: Writer = write_whole) -> None:
+    write(Path(path), table.to_frame().to_csv(index=False, lineterminator="\n"))
 
 
 def read_split_file(path: str | Path) -> SplitTable:
     """Read a split.csv. The column ``part`` of files written before version 0.2 is read as ``split``."""
+    checksums.check_file(Path(path))
     try:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # pandas' parser errors and undecodable bytes are ValueErrors
@@ -115,7 +117,8 @@ class RunFolder:
         self.calibration = self.path / "calibration.json"
         self.scores = self.path / "scores.json"
         self.tensorboard = self.path / "tensorboard"
-        self._written_in_training = (self.split, self.history, self.checkpoints, self.tensorboard)
+        self.checksums = self.path / checksums.FILE_NAME
+        self._written_in_training = (self.split, self.history, self.checkpoints, self.tensorboard, self.checksums)
 
     def create(self, settings: Settings) -> None:
         """Make the folder of a new run and write its settings. A folder with files of a run is refused."""
@@ -138,6 +141,11 @@ class RunFolder:
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
+    def remove_partial(self) -> None:
+        """Remove the unfinished files of a run that was killed."""
+        for folder in (self.path, self.checkpoints):
+            remove_partial(folder)
+
     def read_settings(self) -> Settings:
         """The settings of a run to resume; one that this version does not know is an error."""
         if not self.settings.exists():
@@ -152,7 +160,7 @@ class RunFolder:
         return read_split_file(self.split)
 
     def write_split(self, table: SplitTable) -> None:
-        write_split_file(self.split, table)
+        write_split_file(self.split, table, checksums.write_covered)
 
     def read_history(self) -> list[dict[str, Any]]:
         """One record per epoch so far: its number, losses, learning rates, speed, validation scores."""
@@ -167,17 +175,20 @@ class RunFolder:
     def write_model(self, weights: bytes, description: ModelDescription) -> None:
         """Write model.safetensors (its content) and model.json. What was fitted and evaluated on previous weights is
         removed first."""
-        for outdated in (self.calibration, self.scores):
-            outdated.unlink(missing_ok=True)
-        write_whole(self.weights, weights)
-        model_files.write_model_file(self.model, description)
+        checksums.remove_covered(self.calibration, self.scores)
+        checksums.write_covered(self.weights, weights)
+        self.write_description(description)
+
+    def write_description(self, description: ModelDescription) -> None:
+        """Write model.json alone."""
+        model_files.write_model_file(self.model, description, checksums.write_covered)
 
     def read_calibration(self) -> Calibration:
         """What was fitted after training; empty where nothing was."""
         return model_files.read_calibration_file(self.calibration)
 
     def write_calibration(self, calibration: Calibration) -> None:
-        write_json(self.calibration, calibration.to_json())
+        write_json(self.calibration, calibration.to_json(), checksums.write_covered)
 
     def read_soft_labels(self, classes: Sequence[str]) -> Floats | None:
         """The [K, K] soft labels in the order of ``classes``, row k that of class k; None where there are none."""
@@ -195,7 +206,7 @@ class RunFolder:
         return matrix[np.ix_(order, order)]
 
     def write_soft_labels(self, classes: Sequence[str], matrix: npt.ArrayLike) -> None:
-        model_files.write_soft_labels(self.soft_labels, classes, matrix)
+        model_files.write_soft_labels(self.soft_labels, classes, matrix, checksums.write_covered)
 
     def read_soft_label_history(self) -> dict[str, Any] | None:
         """The epochs for which soft labels were recorded, and their matrices; None where there are none."""
@@ -221,7 +232,7 @@ class RunFolder:
         return read_predictions(path, multilabel)
 
     def write_predictions(self, predictions: Predictions) -> None:
-        write_predictions(self.predictions, predictions)
+        write_predictions(self.predictions, predictions, checksums.write_covered)
 
     def read_scores(self) -> Scores | None:
         """The content of scores.json; None where the run has not been evaluated."""

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cclnet.errors import InputError
-from cclnet.files import read_json, write_json, write_whole
+from cclnet.files import Writer, read_json, write_json, write_whole
+from cclnet.runs.checksums import check_file
 from cclnet.runs.decision_rule import DecisionRule
 from cclnet.runs.provenance import Commit
 from cclnet.schema import from_plain, rule, to_plain
@@ -113,13 +114,14 @@ class ModelDescription:
         return {name: to_plain(getattr(self, name)) for name in names} | {"temperature": temperature}
 
 
-def write_model_file(path: str | Path, description: ModelDescription) -> None:
+def write_model_file(path: str | Path, description: ModelDescription, write: Writer = write_whole) -> None:
     """Write model.json whole."""
-    write_json(path, description.to_json())
+    write_json(Path(path), description.to_json(), write)
 
 
 def read_model_file(path: str | Path) -> ModelDescription:
     """Read and check a model.json (format 1 or 2)."""
+    check_file(Path(path))
     return model_from_json(read_json(path, "it says how images are prepared for the model"), path)
 
 
@@ -316,6 +318,7 @@ def read_calibration_file(path: str | Path) -> Calibration:
     """Read and check a calibration.json. Without one, the values are taken from a model.json of format 1 beside it;
     without those, nothing was fitted."""
     path = Path(path)
+    check_file(path)
     if path.is_file():
         content = read_json(path)
         _check_format(content, path, (1,))
@@ -341,7 +344,9 @@ def _check_format(content: Mapping[str, Any], path: str | Path, known: tuple[int
         raise InputError(f"{path} has format {found!r}; this version of cclnet reads format {reads}.")
 
 
-def write_soft_labels(path: str | Path, classes: Sequence[str], matrix: npt.ArrayLike) -> None:
+def write_soft_labels(
+    path: str | Path, classes: Sequence[str], matrix: npt.ArrayLike, write: Writer = write_whole
+) -> None:
     """Write soft_labels.csv: the header ``class,<name>,...``, then one row per class, row k the soft label of class k.
 
     17 digits restore a float64 exactly.
@@ -353,7 +358,7 @@ def write_soft_labels(path: str | Path, classes: Sequence[str], matrix: npt.Arra
         raise InputError(f"{len(classes)} classes need a matrix of that size, got {list(values.shape)}.")
     frame = pd.DataFrame(values, columns=list(classes))
     frame.insert(0, "class", list(classes), allow_duplicates=True)
-    write_whole(path, frame.to_csv(index=False, float_format="%.17g", lineterminator="\n"))
+    write(Path(path), frame.to_csv(index=False, float_format="%.17g", lineterminator="\n"))
 
 
 def read_soft_labels(path: str | Path) -> tuple[tuple[str, ...], Floats]:
@@ -363,6 +368,7 @@ def read_soft_labels(path: str | Path) -> tuple[tuple[str, ...], Floats]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"no file {path}. Methods that learn soft labels write it; hard labels have none.")
+    check_file(path)
     # The header is read as a row like any other: a class may be called "class", and names may look like numbers.
     text = path.read_text(encoding="utf-8-sig")
     try:

@@ -19,7 +19,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from cclnet.errors import InputError
-from cclnet.files import write_whole
+from cclnet.files import Writer, write_whole
+from cclnet.runs.checksums import check_file
 
 Strings = npt.NDArray[np.str_]
 Floats = npt.NDArray[np.float64]
@@ -175,6 +176,7 @@ def read_predictions(
         image_table: the file with the IMAGE_COLUMNS, where they were written separately.
     """
     path = Path(path)
+    check_file(path)
     header, frame = _read_frame(path)
     if image_table is not None:
         known, rows = _read_frame(Path(image_table))
@@ -274,9 +276,9 @@ def _read_labels(
     return labels, problems
 
 
-def write_predictions(path: str | Path, predictions: Predictions) -> None:
+def write_predictions(path: str | Path, predictions: Predictions, write: Writer = write_whole) -> None:
     """Write predictions.csv whole; nine significant digits restore a float32 exactly."""
-    _write(Path(path), {**image_columns(predictions), **probability_columns(predictions)})
+    _write(Path(path), {**image_columns(predictions), **probability_columns(predictions)}, write)
 
 
 def write_probabilities(path: Path, predictions: Predictions) -> Path:
@@ -312,8 +314,8 @@ def _csv(columns: Columns) -> bytes:
     return pd.DataFrame(columns).to_csv(index=False, float_format="%.9g", lineterminator="\n").encode()
 
 
-def _write(path: Path, columns: Columns) -> None:
+def _write(path: Path, columns: Columns, write: Writer = write_whole) -> None:
     text = _csv(columns)
     if path.suffix == ".gz":
         text = gzip.compress(text, compresslevel=6, mtime=0)  # without a time the same predictions give the same bytes
-    write_whole(path, bz2.compress(text) if path.suffix == ".bz2" else text)
+    write(path, bz2.compress(text) if path.suffix == ".bz2" else text)

@@ -27,7 +27,7 @@ from cclnet.runs.kept_result import (
     write_kept_result,
     write_soft_label_history,
 )
-from cclnet.runs.model import ModelDescription, write_model_file
+from cclnet.runs.model import ModelDescription
 from cclnet.runs.predictions import Floats, Predictions, read_predictions, write_probabilities
 from cclnet.runs.provenance import settings_hash
 from cclnet.runs.scores import Estimate, Scores
@@ -105,7 +105,7 @@ def _evaluate_kept(name: str, kept: Predictions, run: RunFolder, model: ModelDes
         folder = RunFolder(Path(scratch) / name)
         folder.path.mkdir()
         folder.write_predictions(kept)
-        write_model_file(folder.model, model)
+        folder.write_description(model)
         soft_labels = run.read_soft_labels(model.classes)
         if soft_labels is not None:
             folder.write_soft_labels(model.classes, soft_labels)

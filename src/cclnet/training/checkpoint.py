@@ -1,26 +1,30 @@
-"""Checkpoints: written whole, the last two kept, loaded without pickled code."""
+"""Checkpoints: written whole with a checksum, the last two kept, loaded without pickled code."""
 
 from __future__ import annotations
 
 import pickle
-import re
+import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cclnet.errors import InputError
-from cclnet.files import write_whole
+from cclnet.errors import InputError, first_line
+from cclnet.runs.checksums import CHECKPOINT, checking, remove_covered, uncover, write_covered
 
 KEPT = 2
-_NAME = re.compile(r"epoch-(\d{6})-step-(\d{8})\.pt")
+_KINDS: dict[str, Any] = {
+    "network": dict, "optimizer": dict, "average": (dict, type(None)), "epoch": int, "steps": int,
+    "sums": (torch.Tensor, type(None)), "terms": (list, tuple), "seconds": (int, float), "best": dict,
+    "random": torch.Tensor, "device_random": torch.Tensor,
+}  # fmt: skip
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
     found = folder.glob("epoch-*-step-*.pt") if folder.is_dir() else ()
-    return sorted(path for path in found if _NAME.fullmatch(path.name))
+    return sorted(path for path in found if CHECKPOINT.fullmatch(path.name))
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any], epoch: int, step: int) -> Path:
@@ -31,13 +35,13 @@ def save_checkpoint(folder: Path, state: dict[str, Any], epoch: int, step: int) 
     path = folder / f"epoch-{epoch:06d}-step-{step:08d}.pt"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lambda file: torch.save(state, file))
+        write_covered(path, lambda file: torch.save(state, file))
     except (OSError, InputError, RuntimeError) as error:  # torch's writer reports a full disk as RuntimeError
         previous = checkpoints(folder)
         kept = f"{previous[-1]} is intact and can be resumed" if previous else "there is no earlier checkpoint"
         raise InputError(f"the checkpoint {path.name} could not be written ({error}); {kept}.") from error
-    for old in checkpoints(folder)[:-KEPT]:
-        old.unlink(missing_ok=True)
+    if outdated := checkpoints(folder)[:-KEPT]:
+        remove_covered(*outdated)
     return path
 
 
@@ -76,31 +80,51 @@ def _copy_to_cpu(value: Any) -> Any:
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Load a checkpoint; files that contain anything but tensors and plain values are refused."""
+    """Load a checkpoint; a damaged file, or one with anything but tensors and plain values, is refused."""
+    if path.is_file() and path.stat().st_size == 0:
+        raise InputError(f"{path} is empty (0 bytes): the disk was full, or lost it in a power failure.")
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
+        with checking(path):
+            state = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(
             f"{path} is refused: it is damaged, or holds pickled objects, which could run code. "
             "Only checkpoints written by cclnet are loaded."
         ) from error
-    except (RuntimeError, EOFError, OSError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
+    except InputError:
+        raise
+    # Damaged bytes make torch's reader fail in many ways.
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} cannot be read: {first_line(error)}.") from error
     if not isinstance(state, dict) or "network" not in state:
         raise InputError(f"{path} is not a cclnet checkpoint.")
+    wrong = [name for name, kind in _KINDS.items() if name in state and not isinstance(state[name], kind)]
+    if wrong:
+        raise InputError(f"{path} is not a cclnet checkpoint: {', '.join(wrong)} are of another kind.")
     return state
 
 
-def load_latest(folder: Path, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-    """Load the newest checkpoint of a run; None if there is none.
+def load_latest(folder: Path, device: torch.device | str = "cpu", set_aside: bool = True) -> dict[str, Any] | None:
+    """Load the newest checkpoint of a run that can be used; None if there is none at all.
 
-    An unreadable checkpoint is not skipped: the error names the older one that could be used instead.
+    A warning says which newer one was refused and why. With ``set_aside`` that file is renamed, so that it does not
+    count as one of the checkpoints to keep.
     """
     found = checkpoints(folder)
-    if not found:
-        return None
-    try:
-        return load_checkpoint(found[-1], device)
-    except InputError as error:
-        older = f" Remove it to resume from {found[-2].name}." if len(found) > 1 else ""
-        raise InputError(f"{error}{older}") from error
+    refused: dict[Path, InputError] = {}
+    for path in reversed(found):
+        try:
+            state = load_checkpoint(path, device)
+        except InputError as error:
+            refused[path] = error
+            continue
+        for bad, reason in refused.items():
+            warnings.warn(f"{reason} The run goes on from the checkpoint before it, {path.name}.", stacklevel=2)
+            if set_aside:
+                uncover(bad)
+                bad.rename(bad.with_name(f"{bad.name}.refused"))
+        return state
+    if found:
+        reasons = " ".join(str(error) for error in refused.values())
+        raise InputError(f"no checkpoint in {folder} can be used. {reasons}")
+    return None

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from cclnet.data.loader import Rows
-from cclnet.errors import InputError, Interrupted, NotFinite
+from cclnet.errors import InputError, Interrupted, NotFinite, first_line
 from cclnet.functional import inverse_of
 from cclnet.network import CCLNet, Classifier
 from cclnet.runs.folder import RunFolder
@@ -70,8 +70,11 @@ def train(
         make_deterministic()
     fabric = make_fabric(settings, devices, accelerator)
     fabric.launch()
-    if fabric.is_global_zero and not resumed:
-        run.create(settings)
+    if fabric.is_global_zero:
+        if resumed:
+            run.remove_partial()
+        else:
+            run.create(settings)
     fabric.barrier()
     if not fabric.is_global_zero and not resumed:
         settings = replace(run.read_settings(), cache_dir=settings.cache_dir)  # what rank 0 chose counts for all
@@ -322,20 +325,27 @@ class Training:
 
     def restore(self) -> None:
         """Load the newest checkpoint; without one, start from the beginning."""
-        state = load_latest(self.run.checkpoints)
+        state = load_latest(self.run.checkpoints, set_aside=self.fabric.is_global_zero)
         if state is None:
             return
-        self.network.load_state_dict(state["network"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
-        self.epoch, self.steps = state["epoch"], state["steps"]
-        self.sums = None if state["sums"] is None else state["sums"].to(self.fabric.device)
-        self.step.terms = state["terms"]
-        self.seconds, self.best = state["seconds"], state["best"]
+        try:
+            self.network.load_state_dict(state["network"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            if self.average is not None:
+                self.average.load_state_dict(state["average"])
+            self.epoch, self.steps = state["epoch"], state["steps"]
+            self.sums = None if state["sums"] is None else state["sums"].to(self.fabric.device)
+            self.step.terms = state["terms"]
+            self.seconds, self.best = state["seconds"], state["best"]
+            random, device_random = state["random"], state["device_random"]
+        except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"the checkpoint in {self.run.checkpoints} does not fit the settings of the run: {first_line(error)}. "
+                "Was settings.toml changed, or a checkpoint of another run copied here?"
+            ) from error
         self.records = self.run.read_history()[: self.epoch]
-        if len(state["random"]) == self.fabric.world_size:  # else the ranks get new random states at the next epoch
+        if len(random) == self.fabric.world_size:  # else the ranks get new random states at the next epoch
             # Cloned, because set_rng_state ignores the offset of a row in its storage.
-            torch.set_rng_state(state["random"][self.fabric.global_rank].clone())
-            if self.fabric.device.type == "cuda" and state["device_random"].numel():
-                torch.cuda.set_rng_state(state["device_random"][self.fabric.global_rank].clone())
+            torch.set_rng_state(random[self.fabric.global_rank].clone())
+            if self.fabric.device.type == "cuda" and device_random.numel():
+                torch.cuda.set_rng_state(device_random[self.fabric.global_rank].clone())

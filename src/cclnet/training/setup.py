@@ -30,7 +30,7 @@ from cclnet.data.augment import matching_short_side
 from cclnet.data.cache import DecodedImages, decode
 from cclnet.data.loader import Loader, Rows
 from cclnet.data.sources import open_data
-from cclnet.data.split import make_split, read_split, write_split
+from cclnet.data.split import make_split, read_split, split_table
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, first_line, unknown
 from cclnet.methods import check_method_fits
@@ -160,7 +160,7 @@ def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric) -> Prepared
             splits = read_split(run.split, table)
         else:
             splits = make_split(table, settings.split)
-            write_split(run.split, table, splits)
+            run.write_split(split_table(table, splits))
         images = decode(table, settings.short_side, cache_dir=settings.cache_folder, progress=fabric.is_global_zero)
         data = PreparedData(table, splits, images)
         if (short_side := test_short_side(settings, data)) != settings.short_side:

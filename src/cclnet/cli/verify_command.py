@@ -1,0 +1,35 @@
+"""`cclnet verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from cclnet.errors import InputError
+
+ACCEPT = "Write the checksums of the files as they are now, after a change that was intended."
+COLOURS = {"ok": "green", "changed": "bold red", "missing": "bold red", "not covered": "dim"}
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(help="A run folder, an exported model, or a folder of decoded images.")],
+    accept: Annotated[bool, typer.Option("--accept", help=ACCEPT)] = False,
+) -> None:
+    """Compare the files of PATH with their checksums: ok, changed, missing, or not covered. Exit code 1 on a fault."""
+    from cclnet.runs.checksums import CHANGED, MISSING, accept_folder, verify_folder
+
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder: give a run, an exported model, or a folder of decoded images.")
+    if accept:
+        accept_folder(path)
+    console, faults, files = Console(), 0, 0
+    for name, state in verify_folder(path):
+        console.print(f"[{COLOURS[state]}]{state:>11}[/]  {escape(name)}", highlight=False, soft_wrap=True)
+        files, faults = files + 1, faults + (state in (CHANGED, MISSING))
+    console.print(f"{files} files, {faults} with a fault", highlight=False)
+    if faults:
+        raise typer.Exit(1)
