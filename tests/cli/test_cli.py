@@ -18,6 +18,7 @@ from cclnet import InputError, __version__
 from cclnet.cli import app, main, parse_seeds
 from cclnet.cli.compare_command import compare_methods
 from cclnet.cli.train_command import train
+from cclnet.runs.checksums import write_covered
 from cclnet.schema import rules
 from cclnet.settings import DataOptions, Settings
 
@@ -140,6 +141,22 @@ def test_names_and_values_that_do_not_fit(tmp_path: Path) -> None:
     assert "adam'; did you mean 'adamw'" in refused("train", "synthetic", "--optimizer", "adam")
     assert "split_column" in refused("data", "show", tmp_path, "--split-column", "a", "--part-column", "b")
     assert invoke("train", "synthetic", "--lr", "oops").exit_code == 2  # click's own error
+
+
+def test_verify_names_each_file_and_fails_on_a_fault(tmp_path: Path) -> None:
+    write_covered(tmp_path / "model.json", "{}")
+    (tmp_path / "checkpoints").mkdir()
+    write_covered(tmp_path / "checkpoints" / "epoch-000001-step-00000000.pt", b"state")
+    (tmp_path / "[/red].txt").write_text("mine")
+    done = invoke("verify", tmp_path)
+    assert done.exit_code == 0 and "ok  model.json" in done.output and "not covered  [/red].txt" in done.output
+    (tmp_path / "model.json").write_text("{ }")
+    (tmp_path / "checkpoints" / "epoch-000001-step-00000000.pt").unlink()
+    done = invoke("verify", tmp_path)
+    assert done.exit_code == 1 and "changed  model.json" in done.output and "missing  checkpoints/epoch" in done.output
+    done = invoke("verify", tmp_path, "--accept")
+    assert done.exit_code == 0 and "ok  model.json" in done.output and "missing" not in done.output
+    assert "not a folder" in refused("verify", tmp_path / "nothing")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -231,3 +231,28 @@ def test_missing_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(InputError, match=r"ONNX models need onnxruntime: pip install 'cclnet\[export\]'"):
         OnnxEngine(b"", cclnet.load(run).description)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.json", "calibration.json", "soft_labels.csv"])
+def test_a_flipped_bit_in_an_export_is_refused(sound_onnx: Path, tmp_path: Path, name: str) -> None:
+    """Wherever it is: most of the bytes of model.onnx are weights, in which any value could be right."""
+    out = Path(shutil.copytree(sound_onnx, tmp_path / "out"))
+    content, generator = (out / name).read_bytes(), np.random.default_rng(0)
+    for bit in generator.integers(0, 8 * len(content), 6):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (out / name).write_bytes(flipped)
+        with pytest.raises(InputError, match=rf"{name} is refused.*SHA-256"):
+            cclnet.load(out)
+    (out / name).write_bytes(content)
+    cclnet.load(out)
+
+
+def test_a_flipped_bit_in_weights_is_refused(sound_run: Path, tmp_path: Path) -> None:
+    out = export(sound_run, "safetensors", tmp_path / "out")
+    weights = out / "model.safetensors"
+    flipped = bytearray(weights.read_bytes())
+    flipped[-100] ^= 1
+    weights.write_bytes(flipped)
+    with pytest.raises(InputError, match=r"model\.safetensors is refused.*SHA-256"):
+        cclnet.load(out)

@@ -67,6 +67,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     assert set(predictions["image"]) == set(split.loc[split["split"] != "train", "image"])
     assert set(predictions["split"]) == {"val", "calibration"}
     assert sorted(p.name for p in (path / "checkpoints").iterdir()) == [
+        "SHA256SUMS",
         "epoch-000002-step-00000000.pt",
         "epoch-000003-step-00000000.pt",
     ]

@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from cclnet import InputError
+from cclnet.runs.checksums import write_covered
 from cclnet.settings import make_settings
 from cclnet.training.loop import train
 
@@ -109,6 +113,40 @@ class Stop(Exception):
 def stop_after_two_epochs(record: dict[str, Any], _: object) -> None:
     if record["epoch"] == 2:
         raise Stop
+
+
+def test_damage_and_leftovers_of_a_kill(tmp_path: Path) -> None:
+    """A newest checkpoint with a flipped bit is not used; unfinished files are removed; the same bits as ever."""
+    settings = make_settings(SIMILARITY, {"method": "ccl", "method_settings": {"widths": (16, 8)}})
+    whole = train(settings, tmp_path / "whole", accelerator="cpu", progress=False)
+    with pytest.raises(Stop):
+        train(settings, tmp_path / "stopped", accelerator="cpu", progress=False, on_epoch=stop_after_two_epochs)
+    checkpoints = tmp_path / "stopped" / "checkpoints"
+    newest = max(checkpoints.glob("*.pt"))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 16
+    newest.write_bytes(content)
+    leftovers = [tmp_path / "stopped" / ".model.json.123.partial", checkpoints / f".{newest.name}.123.partial"]
+    for path in leftovers:
+        path.write_bytes(b"unfinished")
+    with pytest.warns(UserWarning, match=rf"{newest.name} is refused.*goes on from .*epoch-000001"):
+        stopped = train(None, tmp_path / "stopped", accelerator="cpu", progress=False)
+    assert same(stopped, whole)
+    assert not any(path.exists() for path in leftovers)
+
+
+def test_a_checkpoint_of_another_network(tmp_path: Path) -> None:
+    settings = make_settings(SIMILARITY, {"method": "hard", "epochs": 2})
+    run = train(settings, tmp_path / "run", accelerator="cpu", progress=False)
+    newest = max((run / "checkpoints").glob("*.pt"))
+    state = torch.load(newest, weights_only=True)
+    for wrong in ({"network": {}}, {"optimizer": {"state": {}, "param_groups": []}}, {"terms": None}, {"random": 3}):
+        write_covered(newest, partial(torch.save, state | wrong))
+        with pytest.raises(InputError, match=r"does not fit the settings|not a cclnet checkpoint"):
+            train(None, run, accelerator="cpu", progress=False)
+        for path in (run / "checkpoints").glob("*step-00000000.pt*"):
+            if path != newest:
+                path.unlink()  # so that there is none to fall back to
 
 
 @pytest.mark.parametrize("method", ["ccl-centroid", "ccl-confusion", "ccl-balanced"])
