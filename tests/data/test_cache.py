@@ -9,16 +9,19 @@ import subprocess
 import sys
 import textwrap
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.lib.recfunctions import repack_fields
 from PIL import Image
 
 from cclnet.data import cache as cache_module
 from cclnet.data import parallel
-from cclnet.data.cache import DecodedImages, PixelStore, decode, decode_readable
+from cclnet.data.cache import DecodedImages, PixelStore, decode, decode_readable, find_stores, verify_stores
 from cclnet.data.image_io import UnreadableImage, read_resized
+from cclnet.data.loader import Loader, pack
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 
@@ -251,6 +254,63 @@ def test_pixels_that_are_cut_off_are_made_again(table, cache):
     pixels = next(cache.rglob("pixels-*.bin"))
     os.truncate(pixels, pixels.stat().st_size - 1)
     assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+
+
+def flip_a_bit_of_every_image(table: ImageTable, cache: Path) -> None:
+    images = decode(table, 32, cache, 1, progress=False)
+    (path,) = cache.rglob("pixels-*.bin")
+    content = bytearray(path.read_bytes())
+    for row in range(len(images)):
+        content[int(images.offsets[row]) + 7 * row] ^= 1 << row % 8
+    path.write_bytes(content)
+
+
+def test_every_flipped_bit_of_stored_pixels_is_noticed(table, cache):
+    decode(table, 32, cache, 1, progress=False)
+    assert dict(verify_stores(find_stores(cache))).popitem()[1] == "ok"
+    flip_a_bit_of_every_image(table, cache)
+    images = decode(table, 32, cache, 1, progress=False)
+    for row in range(len(table)):
+        with pytest.raises(InputError, match=rf"image {row} in .* are damaged"):
+            images.image(row)
+        with pytest.raises(InputError, match=f"image {row} "):
+            pack(images, np.array([row]), room=0)
+    assert dict(verify_stores(find_stores(cache))).popitem()[1] == "changed: 12 of 12 images"
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_loader_raises_on_damaged_pixels(table, cache, resident):
+    flip_a_bit_of_every_image(table, cache)
+    images = decode(table, 32, cache, 1, progress=False)
+    loader = Loader(images, table.labels, range(12), batch_size=4, crop=16, resident=resident)
+    with pytest.raises(InputError, match="are damaged"):
+        list(loader.epoch())
+
+
+def test_an_image_is_checked_once(table, cache, monkeypatch):
+    images, checked = decode(table, 32, cache, 1, progress=False), []
+    crc32 = zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda data: checked.append(len(data)) or crc32(data))
+    for _ in range(2):
+        images.check(np.array([3, 3, 5]))
+    assert checked == [images.image(3).nbytes, images.image(5).nbytes]
+
+
+def test_a_store_without_checksums_is_used_and_extended(table, cache, read_files, tmp_path):
+    decode(table, 32, cache, 1, progress=False)
+    (path,) = cache.rglob("index.npz")
+    with np.load(path) as archive:
+        token, entries = archive["token"], archive["entries"]
+    old = repack_fields(entries[[name for name in entries.dtype.names if name != "checksum"]])
+    np.savez(path, token=token, entries=old)
+    read_files.clear()
+    assert_right(decode(table, 32, cache, 1, progress=False), table)
+    assert read_files == [] and dict(verify_stores(find_stores(cache))).popitem()[1] == "not covered"
+    draw(tmp_path / "images", 2, start=12)
+    more = table_of(tmp_path / "images")
+    images = decode(more, 32, cache, 1, progress=False)
+    assert_right(images, more)
+    assert read_files == ["0012.png", "0013.png"]
 
 
 def test_where_the_cache_is_by_default(table, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from rich.markup import escape
 from cclnet.errors import InputError
 
 ACCEPT = "Write the checksums of the files as they are now, after a change that was intended."
+FAULTS = ("changed", "missing")
 COLOURS = {"ok": "green", "changed": "bold red", "missing": "bold red", "not covered": "dim"}
 
 
@@ -20,16 +21,22 @@ def verify(
     accept: Annotated[bool, typer.Option("--accept", help=ACCEPT)] = False,
 ) -> None:
     """Compare the files of PATH with their checksums: ok, changed, missing, or not covered. Exit code 1 on a fault."""
-    from cclnet.runs.checksums import CHANGED, MISSING, accept_folder, verify_folder
+    from cclnet.data.cache import find_stores, verify_stores
+    from cclnet.runs.checksums import accept_folder, verify_folder
 
     if not path.is_dir():
         raise InputError(f"{path} is not a folder: give a run, an exported model, or a folder of decoded images.")
+    stores = find_stores(path)
+    if accept and stores:
+        raise InputError(f"{path} holds decoded images: remove a damaged folder, and they are decoded again.")
     if accept:
         accept_folder(path)
     console, faults, files = Console(), 0, 0
-    for name, state in verify_folder(path):
-        console.print(f"[{COLOURS[state]}]{state:>11}[/]  {escape(name)}", highlight=False, soft_wrap=True)
-        files, faults = files + 1, faults + (state in (CHANGED, MISSING))
-    console.print(f"{files} files, {faults} with a fault", highlight=False)
+    for name, state in verify_stores(stores) if stores else verify_folder(path):
+        kind, _, detail = state.partition(": ")
+        shown = f"[{COLOURS[kind]}]{kind:>11}[/]  {escape(f'{name}: {detail}' if detail else name)}"
+        console.print(shown, highlight=False, soft_wrap=True)
+        files, faults = files + 1, faults + (kind in FAULTS)
+    console.print(f"{files} {'image stores' if stores else 'files'}, {faults} with a fault", highlight=False)
     if faults:
         raise typer.Exit(1)

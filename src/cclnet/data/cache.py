@@ -3,11 +3,15 @@
 A store is one folder with
 
     pixels-TOKEN.bin   the pixels, image after image; the file only grows
-    index.npz          the images in it; it only names pixels that are flushed to disk
+    index.npz          the images in it, with a checksum each; it only names pixels that are flushed to disk
     progress.npz       the same while images are being added, so that a killed run can resume
 
 Readers need no lock: they use the last complete index, and the pixels it names never change. Writers take turns.
 Pixels that a killed writer appended after its last index are truncated by the next writer.
+
+The pixels of an image are compared with their checksum when they are first read. It is a CRC-32, which detects every
+change of up to 32 bits in a row and misses one of 2^32 others, and runs at over a gigabyte per second. The index is a
+zip archive, which has checksums of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import secrets
 import sys
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -35,17 +40,20 @@ from cclnet.data.image_io import RGB, UnreadableImage, read_resized, resize, res
 from cclnet.data.parallel import available_cores, counting_images, limited, process_chunks, shared_integer
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
-from cclnet.files import write_whole
+from cclnet.files import write_problem, write_whole
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
 # An image file is identified by its name below the data folder, and unchanged while size and modification time are the
 # same, as in make and rsync. Hashing its content would mean reading every file at every start.
+_LOCATION = ("offset", "height", "width", "checksum")
 ENTRY = np.dtype([("name", "S24"), ("size", "<i8"), ("changed", "<i8"),
-                  ("offset", "<i8"), ("height", "<i4"), ("width", "<i4")])  # fmt: skip
+                  ("offset", "<i8"), ("height", "<i4"), ("width", "<i4"), ("checksum", "<i8")])  # fmt: skip
+_NOT_COVERED = -1  # the checksum of images that were stored before there were checksums
+_OLD_ENTRY = np.dtype([(name, ENTRY[name]) for name in ENTRY.names or () if name != "checksum"])
 Entries = npt.NDArray[np.void]
-Location = tuple[int, int, int]  # offset, height, width
+Location = tuple[int, int, int, int]  # offset, height, width, checksum
 CHANNELS = 3
 _FORMAT = 1  # increase when read_resized returns other pixels than before: older caches are then ignored
 _MAX_IN_MEMORY = 2**30  # bytes that resized images from an array may take in memory; larger sets go through the cache
@@ -60,14 +68,38 @@ class DecodedImages:
     offsets: npt.NDArray[np.int64]  # [N], as heights and widths
     heights: npt.NDArray[np.int32]
     widths: npt.NDArray[np.int32]
+    # Checksums that are still to be compared, [N]; -1 where there is none, or where it was found right.
+    unchecked: npt.NDArray[np.int64] | None = None
+    folder: Path | None = None  # of the store
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def image(self, index: int) -> RGB:
         """Return one image, [H, W, 3], without copying it."""
-        height, width, offset = int(self.heights[index]), int(self.widths[index]), int(self.offsets[index])
-        return self.pixels[offset : offset + height * width * CHANNELS].reshape(height, width, CHANNELS)
+        self.check(np.array([index]))
+        height, width = int(self.heights[index]), int(self.widths[index])
+        return self._bytes(index).reshape(height, width, CHANNELS)
+
+    def check(self, rows: npt.NDArray[np.integer]) -> None:
+        """Compare the pixels of images with their checksums, once for each image. Whoever reads ``pixels`` calls it
+        before; several threads may."""
+        if self.unchecked is None:
+            return
+        for row in rows[self.unchecked[rows] != _NOT_COVERED].tolist():
+            if (expected := int(self.unchecked[row])) == _NOT_COVERED:
+                continue  # a row that is there twice, or was checked by another thread
+            if zlib.crc32(self._bytes(row)) != expected:
+                raise InputError(
+                    f"the decoded pixels of image {row} in {self.folder} are damaged: their checksum differs. Remove "
+                    "this folder, and check the disk: the images are then decoded again. `cclnet verify` lists the "
+                    "damage."
+                )
+            self.unchecked[row] = _NOT_COVERED
+
+    def _bytes(self, row: int) -> RGB:
+        offset = int(self.offsets[row])
+        return self.pixels[offset : offset + int(self.heights[row]) * int(self.widths[row]) * CHANNELS]
 
     @classmethod
     def from_array(cls, array: npt.NDArray[np.uint8]) -> DecodedImages:
@@ -145,12 +177,12 @@ def decode_readable(
                 index = _add_missing(store, entries, read, broken, unreadable, workers or available_cores(), progress)
         except OSError as error:
             raise InputError(
-                f"cannot write decoded images to {store.folder}: {error.strerror or error}. The cache is unchanged. "
-                "Free some space, or choose another folder with --cache-dir (cache_dir)."
+                f"cannot write decoded images to {store.folder}: {write_problem(store.folder, error)}. The cache is "
+                "unchanged. Free some space, or choose another folder with --cache-dir (cache_dir)."
             ) from error
     found = find_entries(entries, index.entries)
-    locations = (np.ascontiguousarray(found[field]) for field in ("offset", "height", "width"))
-    return DecodedImages(store.map_pixels(index), *locations), dict(sorted(broken.items()))
+    locations = (np.ascontiguousarray(found[field]) for field in _LOCATION)
+    return DecodedImages(store.map_pixels(index), *locations, store.folder), dict(sorted(broken.items()))
 
 
 def _resize_in_memory(array: npt.NDArray[np.uint8], short_side: int) -> DecodedImages | None:
@@ -192,7 +224,7 @@ def file_entries(paths: Sequence[Path], root: Path) -> tuple[Entries, dict[int, 
             missing[row] = error.strerror or str(error)
             continue
         name = hashlib.blake2b(path.removeprefix(base).encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
-        entries[row] = (name, status.st_size, status.st_mtime_ns, 0, 0, 0)
+        entries[row] = (name, status.st_size, status.st_mtime_ns, 0, 0, 0, _NOT_COVERED)
     return entries, missing
 
 
@@ -206,7 +238,7 @@ def find_entries(entries: Entries, stored: Entries) -> Entries:
     same = np.ones(len(entries), dtype=bool)
     for field in ("name", "size", "changed"):
         same &= stored[field][at] == entries[field]
-    for field in ("offset", "height", "width"):
+    for field in _LOCATION:
         found[field][same] = stored[field][at[same]]
     return found
 
@@ -216,6 +248,15 @@ def _missing_rows(found: Entries, broken: dict[int, str]) -> list[int]:
     missing = found["height"] == 0
     missing[list(broken)] = False
     return np.flatnonzero(missing).tolist()
+
+
+def _without_checksums(old: Entries) -> Entries:
+    """Entries of a store from before there were checksums, which it has none of."""
+    entries = np.zeros(len(old), ENTRY)
+    for name in _OLD_ENTRY.names or ():
+        entries[name] = old[name]
+    entries["checksum"] = _NOT_COVERED
+    return entries
 
 
 @dataclass(frozen=True)
@@ -248,6 +289,8 @@ class PixelStore:
         try:
             with np.load(self.folder / name, allow_pickle=False) as archive:
                 index = StoreIndex(str(archive["token"]), archive["entries"])
+            if index.entries.dtype == _OLD_ENTRY:
+                index = StoreIndex(index.token, _without_checksums(index.entries))
             if index.entries.dtype == ENTRY and self.pixels_path(index.token).stat().st_size >= index.end:
                 return index
         except (FileNotFoundError, NotADirectoryError, zipfile.BadZipFile, KeyError, ValueError, EOFError):
@@ -344,7 +387,8 @@ def _add_missing(
             if isinstance(result, str):
                 broken[row] = result
             else:
-                found["offset"][row], found["height"][row], found["width"][row] = result
+                for field, value in zip(_LOCATION, result, strict=True):
+                    found[field][row] = value
         count(len(done))
         if time.monotonic() - saved_at > _SECONDS_BETWEEN_SAVES:
             store.save(index(), finished=False)
@@ -391,7 +435,32 @@ def _write(
                 end.value += pixels.nbytes
             file.seek(offset)
             rest = np.ascontiguousarray(pixels).reshape(-1).data
+            checksum = zlib.crc32(rest)
             while len(rest):
                 rest = rest[file.write(rest) :]
-            done.append((row, (offset, pixels.shape[0], pixels.shape[1])))
+            done.append((row, (offset, pixels.shape[0], pixels.shape[1], checksum)))
     return done
+
+
+def find_stores(folder: Path) -> list[PixelStore]:
+    """The stores in a cache folder, or the one that ``folder`` is itself."""
+    return [
+        PixelStore(path.parent) for depth in ("", "*/", "*/*/") for path in sorted(folder.glob(f"{depth}index.npz"))
+    ]
+
+
+def verify_stores(stores: Sequence[PixelStore]) -> Iterator[tuple[str, str]]:
+    """The folder and state of each store: "ok", "not covered", or "changed: ..." with what is wrong."""
+    for store in stores:
+        index = store.read()
+        damage = "the index, or the length of the pixels"
+        yield str(store.folder), f"changed: {damage}" if index is None else _store_state(store, index)
+
+
+def _store_state(store: PixelStore, index: StoreIndex) -> str:
+    pixels, covered = store.map_pixels(index), index.entries["checksum"] != _NOT_COVERED
+    located = zip(index.entries[covered], index.lengths[covered].tolist(), strict=True)
+    damaged = sum(zlib.crc32(pixels[e["offset"] : e["offset"] + length]) != e["checksum"] for e, length in located)
+    if damaged:
+        return f"changed: {damaged:,} of {len(index.entries):,} images"
+    return "ok" if covered.all() else "not covered"

@@ -278,6 +278,7 @@ class StreamedPixels:
 
     def crops(self, rows: Rows, top: npt.NDArray[Any], left: npt.NDArray[Any], size: int) -> Tensor:
         """Return square crops [n, size, size, 3] at (``top``, ``left``) of the images in ``rows``."""
+        self.images.check(rows)
         strides = 3 * self.widths[rows]
         starts = self.images.offsets[rows] + top * strides + 3 * left
         out = torch.empty((len(rows), size, size, 3), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
@@ -371,6 +372,7 @@ def gather_frames(pixels: Tensor, located: Tensor, height: int, width: int) -> T
 
 def pack(images: DecodedImages, rows: Rows, room: int, pinned: bool = False) -> tuple[Tensor, npt.NDArray[np.int64]]:
     """Copy the pixels of ``rows`` into a new buffer with ``room`` bytes after them; return it and the image starts."""
+    images.check(rows)
     sizes = 3 * images.heights[rows].astype(np.int64) * images.widths[rows]
     ends = np.cumsum(sizes)
     starts = ends - sizes
