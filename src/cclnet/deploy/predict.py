@@ -26,6 +26,7 @@ from cclnet.deploy.predictor import FILES, Model, Prediction, load, overlay
 from cclnet.errors import InputError
 from cclnet.files import make_folder, write_whole
 from cclnet.runs.model import ModelDescription
+from cclnet.runs.spreadsheet import mark_texts
 
 NAMED = ("medmnist", "synthetic", "synthetic-multilabel")  # data sets that open_data knows by name
 # Number of images on a CPU from which ONNX Runtime saves more time than the conversion of the network takes.
@@ -253,7 +254,8 @@ def _write_heat(folder: Path, row: int, name: str, pixels: Pixels, prediction: P
 
 
 def write_csv(path: Path, model: Model, found: Predicted) -> None:
-    """Write one row per image in the given order, with the columns that docs/deploy.md lists."""
+    """Write one row per image in the given order, with the columns that docs/deploy.md lists. Texts that a
+    spreadsheet would run as a formula are marked."""
     predictions = found.predictions
     columns: dict[str, Any] = {"image": list(found.inputs.names), **found.inputs.columns}
     columns["prediction"] = [p.label if p else "" for p in predictions]
@@ -271,6 +273,7 @@ def write_csv(path: Path, model: Model, found: Predicted) -> None:
     columns["problem"] = [found.problems.get(row, "") for row in range(len(predictions))]
     unknown = np.full(len(model.classes), np.nan)
     probabilities = np.stack([p.probabilities if p else unknown for p in predictions])
+    columns = {name: mark_texts(cells) if name != "confidence" else cells for name, cells in columns.items()}
     columns |= {f"p_{name}": probabilities[:, k] for k, name in enumerate(model.classes)}
     write_whole(path, pd.DataFrame(columns).to_csv(index=False, float_format="%.9g", lineterminator="\n"))
 

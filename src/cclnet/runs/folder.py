@@ -27,6 +27,7 @@ from cclnet.runs.kept_result import read_kept_result
 from cclnet.runs.model import Calibration, ModelDescription
 from cclnet.runs.predictions import SPLITS, Floats, Predictions, Strings, read_predictions, write_predictions
 from cclnet.runs.scores import ClassLeak, Leak, Scores, read_scores, write_scores
+from cclnet.runs.spreadsheet import mark_texts, unmark_texts
 from cclnet.schema import from_plain
 from cclnet.settings import Settings, current_names, make_settings, read_settings, to_toml
 
@@ -49,7 +50,9 @@ class SplitTable:
 
 
 def write_split_file(path: str | Path, table: SplitTable, write: Writer = write_whole) -> None:
-    write(Path(path), table.to_frame().to_csv(index=False, lineterminator="\n"))
+    """Write a split.csv; texts that a spreadsheet would run as a formula are marked."""
+    cells = {name: mark_texts(column) for name, column in table.to_frame().items()}
+    write(Path(path), pd.DataFrame(cells).to_csv(index=False, lineterminator="\n"))
 
 
 def read_split_file(path: str | Path) -> SplitTable:
@@ -65,6 +68,7 @@ def read_split_file(path: str | Path) -> SplitTable:
         raise InputError(
             f"{path} has no column {' and '.join(missing)}; found {', '.join(map(str, frame))}. Fix or remove it."
         )
+    frame = pd.DataFrame({name: unmark_texts(column) for name, column in frame.items()}, dtype=str)
     image, split = (frame[name].to_numpy(dtype=np.str_) for name in ("image", "split"))
     group, label = (frame[name].to_numpy(dtype=np.str_) if name in frame else None for name in ("group", "label"))
     return SplitTable(image, split, group, label)

@@ -24,6 +24,7 @@ from cclnet.files import Writer, read_json, write_json, write_whole
 from cclnet.runs.checksums import check_file
 from cclnet.runs.decision_rule import DecisionRule
 from cclnet.runs.provenance import Commit
+from cclnet.runs.spreadsheet import mark_texts, unmark_texts
 from cclnet.schema import from_plain, rule, to_plain
 
 Floats = npt.NDArray[np.float64]
@@ -349,15 +350,16 @@ def write_soft_labels(
 ) -> None:
     """Write soft_labels.csv: the header ``class,<name>,...``, then one row per class, row k the soft label of class k.
 
-    17 digits restore a float64 exactly.
+    17 digits restore a float64 exactly. Names that a spreadsheet would run as a formula are marked.
     """
     import pandas as pd  # here, so that a model without soft labels is used without pandas
 
     values = np.asarray(matrix, dtype=np.float64)
     if values.shape != (len(classes), len(classes)):
         raise InputError(f"{len(classes)} classes need a matrix of that size, got {list(values.shape)}.")
-    frame = pd.DataFrame(values, columns=list(classes))
-    frame.insert(0, "class", list(classes), allow_duplicates=True)
+    names = mark_texts(classes)
+    frame = pd.DataFrame(values, columns=names)
+    frame.insert(0, "class", names, allow_duplicates=True)
     write(Path(path), frame.to_csv(index=False, float_format="%.17g", lineterminator="\n"))
 
 
@@ -370,13 +372,12 @@ def read_soft_labels(path: str | Path) -> tuple[tuple[str, ...], Floats]:
         raise InputError(f"no file {path}. Methods that learn soft labels write it; hard labels have none.")
     check_file(path)
     # The header is read as a row like any other: a class may be called "class", and names may look like numbers.
-    text = path.read_text(encoding="utf-8-sig")
     try:
+        text = path.read_text(encoding="utf-8-sig")
         cells = pd.read_csv(io.StringIO(text), header=None, dtype=str, keep_default_na=False)
-    except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
+    except (OSError, ValueError) as error:  # pandas' parser errors and undecodable bytes are ValueErrors
         raise InputError(f"{path} cannot be read as comma-separated text: {error}") from error
-    classes = tuple(str(name) for name in cells.iloc[0, 1:])
-    rows = tuple(str(name) for name in cells.iloc[1:, 0])
+    classes, rows = (tuple(unmark_texts(map(str, names))) for names in (cells.iloc[0, 1:], cells.iloc[1:, 0]))
     if len(classes) < 2 or rows != classes:
         raise InputError(f"{path}: rows and columns must name the same classes in the same order, at least two; "
                          f"columns {', '.join(classes) or 'none'}; rows {', '.join(rows) or 'none'}.")  # fmt: skip

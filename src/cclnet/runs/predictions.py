@@ -2,7 +2,8 @@
 
 Columns: ``image``; where known ``split`` (train, calibration, val, test) and ``group`` (lesion, patient); ``label``;
 then ``p_<class>`` for each class. A label is a class name; where an image may carry several labels they are joined by
-``|``, and an empty label is none of them. A name ending in ``.gz`` or ``.bz2`` is compressed.
+``|``, and an empty label is none of them. Texts that a spreadsheet would run as a formula are marked, see
+``cclnet.runs.spreadsheet``. A name ending in ``.gz`` or ``.bz2`` is compressed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pandas as pd
 from cclnet.errors import InputError
 from cclnet.files import Writer, write_whole
 from cclnet.runs.checksums import check_file
+from cclnet.runs.spreadsheet import mark_texts, unmark_texts
 
 Strings = npt.NDArray[np.str_]
 Floats = npt.NDArray[np.float64]
@@ -233,6 +235,9 @@ def _read_frame(path: Path) -> tuple[list[str], pd.DataFrame]:
     except (pd.errors.EmptyDataError, pd.errors.ParserError, pd.errors.ParserWarning, UnicodeDecodeError,
             OSError, EOFError) as error:  # fmt: skip
         raise InputError(f"{path} cannot be read as comma-separated text: {error}") from error
+    for name in ("image", "group", "label"):
+        if name in frame and header.count(name) == 1:
+            frame[name] = unmark_texts(frame[name])
     if "split" not in header and "part" in header:  # the name of the column before version 0.2
         header = ["split" if name == "part" else name for name in header]
         frame = frame.rename(columns={"part": "split"}).astype({"split": "str"})
@@ -311,7 +316,8 @@ def probability_columns(predictions: Predictions) -> Columns:
 
 
 def _csv(columns: Columns) -> bytes:
-    return pd.DataFrame(columns).to_csv(index=False, float_format="%.9g", lineterminator="\n").encode()
+    cells = {name: mark_texts(own.tolist()) if own.dtype.kind == "U" else own for name, own in columns.items()}
+    return pd.DataFrame(cells).to_csv(index=False, float_format="%.9g", lineterminator="\n").encode()
 
 
 def _write(path: Path, columns: Columns, write: Writer = write_whole) -> None:
