@@ -89,7 +89,7 @@ class DecodedImages:
         for row in rows[self.unchecked[rows] != _NOT_COVERED].tolist():
             if (expected := int(self.unchecked[row])) == _NOT_COVERED:
                 continue  # a row that is there twice, or was checked by another thread
-            if zlib.crc32(self._bytes(row)) != expected:
+            if zlib.crc32(self._bytes(row).data) != expected:
                 raise InputError(
                     f"the decoded pixels of image {row} in {self.folder} are damaged: their checksum differs. Remove "
                     "this folder, and check the disk: the images are then decoded again. `cclnet verify` lists the "
@@ -181,8 +181,9 @@ def decode_readable(
                 "unchanged. Free some space, or choose another folder with --cache-dir (cache_dir)."
             ) from error
     found = find_entries(entries, index.entries)
-    locations = (np.ascontiguousarray(found[field]) for field in _LOCATION)
-    return DecodedImages(store.map_pixels(index), *locations, store.folder), dict(sorted(broken.items()))
+    offsets, heights, widths, checksums = (np.ascontiguousarray(found[field]) for field in _LOCATION)
+    images = DecodedImages(store.map_pixels(index), offsets, heights, widths, checksums, store.folder)
+    return images, dict(sorted(broken.items()))
 
 
 def _resize_in_memory(array: npt.NDArray[np.uint8], short_side: int) -> DecodedImages | None:
@@ -460,7 +461,7 @@ def verify_stores(stores: Sequence[PixelStore]) -> Iterator[tuple[str, str]]:
 def _store_state(store: PixelStore, index: StoreIndex) -> str:
     pixels, covered = store.map_pixels(index), index.entries["checksum"] != _NOT_COVERED
     located = zip(index.entries[covered], index.lengths[covered].tolist(), strict=True)
-    damaged = sum(zlib.crc32(pixels[e["offset"] : e["offset"] + length]) != e["checksum"] for e, length in located)
+    damaged = sum(zlib.crc32(pixels[e["offset"] : e["offset"] + length].data) != e["checksum"] for e, length in located)
     if damaged:
         return f"changed: {damaged:,} of {len(index.entries):,} images"
     return "ok" if covered.all() else "not covered"
