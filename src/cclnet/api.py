@@ -77,12 +77,15 @@ def train(
         **settings: fields of :class:`~cclnet.settings.Settings`, tables as dicts. An unknown name is an error that
             suggests the nearest one.
     """
-    from cclnet.runs.folder import free_name
-
     chosen = None
     cache_dir = settings.pop("cache_dir", None)
     if resume is None:
-        chosen = run_settings(data, recipe, settings, preset, announce=progress)  # before torch is imported
+        # Before pandas and torch are imported, which takes seconds.
+        chosen = run_settings(data, recipe, settings, preset, announce=progress)
+        from cclnet.runs.folder import free_name
+        from cclnet.training.checks import check_settings
+
+        check_settings(chosen)
         folder = out or free_name(Path("runs"), chosen)
     elif data or out or preset or recipe or settings:
         raise InputError("a resumed run keeps its settings: give no others with resume, except cache_dir.")

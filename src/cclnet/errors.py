@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import shlex
+import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 class InputError(ValueError):
@@ -15,11 +19,20 @@ class NotFinite(InputError):
     """Numbers that should be finite are NaN or infinite: training has diverged, or its input is broken."""
 
 
+def resume_command(run: Path) -> str:
+    """The command that continues a run, to be pasted into a shell.
+
+    >>> resume_command(Path("runs/my run"))
+    "cclnet train --resume 'runs/my run'"
+    """
+    return f"cclnet train --resume {shlex.quote(str(run))}"
+
+
 class Interrupted(Exception):
     """A signal ended the run between two steps; a checkpoint was written."""
 
     def __init__(self, run: Path, signal: int) -> None:
-        super().__init__(f"stopped by signal {signal}. Continue with: cclnet train --resume {run}")
+        super().__init__(f"stopped by signal {signal}. Continue with: {resume_command(run)}")
         self.signal = signal
 
 
@@ -58,3 +71,12 @@ def first_line(error: Exception) -> str:
     """
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def show_warnings_as_notes() -> None:
+    """From now on print Python warnings in this process as one line on stderr, without source paths and code."""
+
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        print(f"note: {' '.join(str(message).split())}", file=sys.stderr)
+
+    warnings.showwarning = show

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cclnet import InputError, __version__
 from cclnet.cli import app, main, parse_seeds
 from cclnet.cli.compare_command import compare_methods
 from cclnet.cli.train_command import train
+from cclnet.errors import show_warnings_as_notes
 from cclnet.runs.checksums import write_covered
 from cclnet.schema import rules
 from cclnet.settings import DataOptions, Settings
@@ -186,3 +188,26 @@ def test_help_and_settings_errors_do_not_import_torch(words: list[str], code: in
     assert done.returncode == code, done.stderr
     if code:
         assert "setting lr must be a number, got 'oops'" in done.stderr
+
+
+def test_a_synonym_as_an_option_names_the_setting() -> None:
+    assert "did you mean 'lr'" in refused("train", "synthetic", "--learning-rate", "0.1")
+    assert "did you mean 'epochs'" in refused("compare-methods", "synthetic", "--num-epochs", "3")
+
+
+def test_settings_errors_come_before_heavy_imports() -> None:
+    code = (
+        "import sys; from cclnet.cli import app\n"
+        "try: app(['train', 'X', '--set', 'foo=1'])\n"
+        "except ValueError as e: print('foo' in str(e), {'torch', 'pandas', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True set()"
+
+
+def test_warnings_are_notes_without_paths(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        show_warnings_as_notes()
+        warnings.warn("few images:\n  8", stacklevel=1)
+    assert capsys.readouterr().err == "note: few images: 8\n"

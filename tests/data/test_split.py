@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cclnet.data.split import divided_groups, leaks, make_split, read_split, stratify, write_split
+from cclnet.data.split import divided_groups, leaks, make_split, read_split, split_kind, stratify, write_split
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 from cclnet.settings import SplitSettings
@@ -386,3 +386,11 @@ def test_isic2018_by_class_leaks_lesions(isic2018):
     assert share.min()[""] > 0.36
     assert share.max()[""] < 0.415
     assert share.mean()["MEL"] == pytest.approx(0.71, abs=0.02)
+
+
+def test_the_kind_of_split_is_the_one_that_is_made() -> None:
+    labels, groups, splits = [0, 1] * 4, list("aabbccdd"), ["train", "train", "val", "val"] * 2
+    tables = [table_of(labels), table_of(labels, groups), table_of(labels, groups, splits)]
+    assert [split_kind(table, SplitSettings()) for table in tables] == ["class", "group", "given"]
+    assert split_kind(tables[2], SplitSettings(by="class")) == "class"
+    assert split_kind(tables[2], SplitSettings(file="split.csv")) == "file"

@@ -76,3 +76,12 @@ def test_scores_of_something_else_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"scores.json is not what cclnet evaluate writes"):
         card_of(run)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("split", "words"), [("given", "as given with the data."), ("class", "by class, without")])
+def test_the_card_names_the_split_that_was_used(tmp_path: Path, split: str, words: str) -> None:
+    run = write_run(tmp_path / "run")  # its settings say "group"
+    model = json.loads((run / "model.json").read_text())
+    model["trained"]["split"] = split
+    (run / "model.json").write_text(json.dumps(model))
+    assert f"Images were split {words}" in card_of(run)

@@ -6,13 +6,13 @@ from cclnet.report.text import (
     count_text,
     difference_interval_text,
     difference_text,
-    duration_text,
     interval_text,
     p_text,
     signed_text,
     value_text,
     with_interval,
 )
+from cclnet.runs.predictions import duration_text
 from cclnet.runs.scores import Estimate
 
 
@@ -34,7 +34,12 @@ def test_p_values_counts_and_durations() -> None:
     assert [p_text(p) for p in (0.0004, 0.0625, 0.27)] == ["< 0.001", "0.0625", "0.27"]
     assert count_text(1, "image") == "1 image" and count_text(2003, "image") == "2,003 images"
     assert count_text(2, "class", "classes") == "2 classes"
-    assert [duration_text(s) for s in (42.3, 600, 8000)] == ["42 seconds", "10 minutes", "2.2 hours"]
+    assert [duration_text(s) for s in (42.3, 600, 8000, 259_200)] == [
+        "42 seconds",
+        "10 minutes",
+        "2.2 hours",
+        "3.0 days",
+    ]
 
 
 def test_what_is_undefined_is_a_dash_without_interval() -> None:

@@ -17,7 +17,11 @@ from safetensors.torch import load_file, save_file
 import cclnet
 from cclnet import CCLNet, InputError, functional
 from cclnet.data.sources import open_data
+from cclnet.deploy.card import model_card
 from cclnet.errors import NotFinite
+from cclnet.evaluation.evaluate import evaluate
+from cclnet.runs.folder import RunFolder
+from cclnet.runs.model import Calibration
 from cclnet.runs.predictions import read_predictions
 from cclnet.settings import Settings, make_settings
 from cclnet.training.loop import train
@@ -59,6 +63,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     )
     model = json.loads((path / "model.json").read_text())
     assert model["trained"]["versions"]["torch"] and model["trained"]["epochs"] == 3
+    assert model["trained"]["split"] == "group" and "cut" not in model["trained"]
     soft_labels = pd.read_csv(path / "soft_labels.csv", index_col="class")
     assert list(soft_labels.columns) == model["classes"] == list(soft_labels.index)
     np.testing.assert_allclose(soft_labels.to_numpy().sum(axis=1), 1.0, atol=1e-6)
@@ -191,7 +196,10 @@ def test_streamed_and_resident_give_the_same_bits(tmp_path: Path) -> None:
 
 def test_a_time_limit_stops_early(tmp_path: Path) -> None:
     path = run(tmp_path, max_minutes=1e-9)
-    assert json.loads((path / "model.json").read_text())["trained"]["epochs"] == 0
+    trained = json.loads((path / "model.json").read_text())["trained"]
+    assert trained["epochs"] == 0 and trained["cut"] is True
+    assert any("max_minutes" in warning and "0 of 3" in warning for warning in evaluate(path, draws=20).warnings)
+    assert "0 of 3: cut by max_minutes" in model_card(path, RunFolder(path).read_model(), Calibration())
     assert not (path / "metrics.jsonl").exists()
 
 

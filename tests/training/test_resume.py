@@ -83,15 +83,15 @@ def test_sigkill_and_resume(tmp_path: Path, uninterrupted: Path, resident: bool,
 
 
 def test_a_signal_stops_between_two_steps_with_a_checkpoint(tmp_path: Path, uninterrupted: Path) -> None:
-    process = start(new_run("stopped", True), tmp_path)
-    wait_for_checkpoint(tmp_path / "stopped", process)
+    process = start(new_run("stopped run", True), tmp_path)
+    wait_for_checkpoint(tmp_path / "stopped run", process)
     time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, errors.decode()
-    assert b"cclnet train --resume stopped" in errors.replace(b"\n", b" ")
-    finish(start(["--resume", "stopped"], tmp_path))
-    assert same(tmp_path / "stopped", uninterrupted)
+    assert b"cclnet train --resume 'stopped run'" in errors.replace(b"\n", b" ")
+    finish(start(["--resume", "stopped run"], tmp_path))
+    assert same(tmp_path / "stopped run", uninterrupted)
 
 
 def test_resume_accepts_no_other_settings(tmp_path: Path) -> None:

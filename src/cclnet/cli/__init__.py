@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cclnet.errors import InputError, unknown
+from cclnet.errors import InputError, show_warnings_as_notes, unknown
 from cclnet.schema import rules
 from cclnet.settings import DataOptions, Settings, default_text, merge_layers, parse_overrides
 
@@ -54,6 +54,7 @@ def with_settings(
             for field in dataclasses.fields(kind)
             if field.name not in names and field.name not in without and (not only or field.name in only)
             for parameter in _options(kind, field)
+            if parameter.name not in names
         ]
         if issubclass(kind, Settings) and not only:
             generated.append(_parameter("overrides", Annotated[list[str] | None, _SET]))
@@ -98,6 +99,8 @@ def _options(kind: type, field: dataclasses.Field[Any]) -> Iterator[inspect.Para
     yield _parameter(field.name, Annotated[plain | None, option])
     if rule.old_name:
         yield _parameter(rule.old_name, Annotated[plain | None, typer.Option(hidden=True)])
+    for name in rule.synonyms:  # taken so that the error names the option that is meant
+        yield _parameter(name, Annotated[str | None, typer.Option(hidden=True)])
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:
@@ -160,6 +163,7 @@ _register_commands()
 
 def main() -> None:
     """Run a command. An error the user can correct is one line on stderr and exit code 2, never a traceback."""
+    show_warnings_as_notes()
     try:
         app(prog_name="cclnet")
     except InputError as error:

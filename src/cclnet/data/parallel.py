@@ -41,6 +41,7 @@ _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  
 _NO_ROW = -1
 _PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that a process gets when its parent ends
 _SECONDS_TO_DIE = 5.0
+_SECONDS_BEFORE_ESTIMATE = 5.0  # from which a log file gets the time that is left
 
 
 def available_cores() -> int:
@@ -273,11 +274,17 @@ def counting_images(what: str, total: int, done: int = 0, show: bool = True) -> 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not show, auto_refresh=False) as bar:
         task = bar.add_task(what, total=total, completed=done)
-        refreshed_at = 0.0
+        refreshed_at, began, counted = 0.0, time.monotonic(), 0
+        told = bar.console.is_terminal or not show  # on a terminal the bar tells the time that is left
 
         def count(images: int) -> None:
-            nonlocal refreshed_at
+            nonlocal refreshed_at, counted, told
             bar.advance(task, images)
+            counted += images
+            spent = time.monotonic() - began
+            if not told and spent > _SECONDS_BEFORE_ESTIMATE:
+                left, told = spent / counted * (total - done - counted), True
+                bar.console.print(f"{what} {total - done:,} images: {left / 60:.1f} minutes left.", highlight=False)
             if time.monotonic() - refreshed_at > _SECONDS_BETWEEN_REFRESHES:
                 bar.refresh()
                 refreshed_at = time.monotonic()

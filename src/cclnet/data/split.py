@@ -33,6 +33,16 @@ def make_split(table: ImageTable, settings: SplitSettings | None = None) -> Spli
     return splits
 
 
+def split_kind(table: ImageTable, settings: SplitSettings) -> str:
+    """How ``make_split`` splits a table: "file", "given", "group" or "class"."""
+    if settings.file:
+        return "file"
+    has_splits = table.splits is not None and len(np.unique(table.splits)) > 1
+    if settings.by == "given" or (settings.by == "auto" and has_splits):
+        return "given"
+    return settings.by if settings.by != "auto" else _default_by(table)
+
+
 def _given_splits(table: ImageTable, settings: SplitSettings) -> SplitNames | None:
     """Return the splits that came with the table, with a calibration split taken from train where settings ask for
     one; None where they are not to be used."""

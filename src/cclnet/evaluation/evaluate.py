@@ -194,6 +194,12 @@ def _mistakes(reported: Predictions) -> tuple[Mistake, ...]:
 def _warnings(scores: Scores, reported: Predictions, units: Units, fitting: Predictions | None) -> tuple[str, ...]:
     """What changes the meaning of the scores; ``fitting``: what the temperature was fitted on, None if cross-fitted."""
     split, found = scores.split, []
+    trained = (scores.model or {}).get("trained") or {}
+    if trained.get("cut"):
+        found.append(
+            f"max_minutes ended training after {trained.get('epochs')} of {trained.get('of_epochs')} epochs: a run to "
+            "the end will score differently."
+        )
     if split.name == "all" and reported.splits is not None:
         found.append("The file has no split 'test' or 'val', so all of its images are reported.")
     if missing := split.missing_classes:

@@ -29,8 +29,8 @@ from cclnet.methods.ordinal import Ordinal
 from cclnet.methods.teacher_free import TeacherFree
 
 __all__ = [
-    "METHODS", "Classes", "Loss", "Method", "build_method", "check_method_fits", "method_card", "method_class",
-    "method_settings", "methods_for", "register_method", "rename_settings",
+    "METHODS", "Classes", "Loss", "Method", "build_method", "check_method_fits", "check_method_settings", "method_card",
+    "method_class", "method_settings", "methods_for", "register_method", "rename_settings",
 ]  # fmt: skip
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -125,8 +125,8 @@ def method_settings(name: str) -> dict[str, Any]:
     return {key: p.default for key, p in inspect.signature(METHODS[name]).parameters.items() if key != "classes"}
 
 
-def build_method(name: str, classes: Classes, settings: Mapping[str, Any] | None = None) -> Method:
-    """Build a method by name; ``settings`` override its defaults."""
+def check_method_settings(name: str, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings under their current names; an unknown method or setting, or one of the wrong type, is an error."""
     known = method_settings(name)
     chosen = rename_settings(settings or {})
     for key, value in chosen.items():
@@ -135,7 +135,12 @@ def build_method(name: str, classes: Classes, settings: Mapping[str, Any] | None
         if key not in known:
             raise unknown(f"setting of method '{name}'", key, known)
         _check_type(name, key, value, known[key])
-    return METHODS[name](classes, **chosen)
+    return chosen
+
+
+def build_method(name: str, classes: Classes, settings: Mapping[str, Any] | None = None) -> Method:
+    """Build a method by name; ``settings`` override its defaults."""
+    return METHODS[name](classes, **check_method_settings(name, settings))
 
 
 def _check_type(method: str, key: str, value: Any, default: Any) -> None:

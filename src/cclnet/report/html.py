@@ -27,9 +27,10 @@ from cclnet.evaluation.metrics import find, headline_metrics
 from cclnet.files import make_folder, write_whole
 from cclnet.report import figures, text
 from cclnet.report.figures import Records, kept_at, series
-from cclnet.report.text import count_text, duration_text
+from cclnet.report.text import count_text
 from cclnet.runs.folder import RunFolder, flattened
 from cclnet.runs.model import has_similarity
+from cclnet.runs.predictions import duration_text
 from cclnet.runs.scores import Estimate, Scores
 from cclnet.settings import data_options
 

@@ -64,10 +64,3 @@ def signed_text(value: float | None, digits: int = 2) -> str:
 def count_text(number: int, what: str, many: str = "") -> str:
     """A count with its noun: "1 image", "2,003 images"."""
     return f"{number:,} {what if number == 1 else many or what + 's'}"
-
-
-def duration_text(seconds: float) -> str:
-    """How long something took: "42 seconds", "10 minutes", "2.2 hours"."""
-    if seconds < 120:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

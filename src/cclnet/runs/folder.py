@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cclnet.errors import InputError
+from cclnet.errors import InputError, resume_command
 from cclnet.files import Writer, make_folder, remove_partial, write_json, write_whole
 from cclnet.runs import checksums
 from cclnet.runs import model as model_files
@@ -127,7 +127,7 @@ class RunFolder:
     def create(self, settings: Settings) -> None:
         """Make the folder of a new run and write its settings. A folder with files of a run is refused."""
         if self.settings.exists():
-            raise InputError(f"{self.path} holds a run already: choose --out, or cclnet train --resume {self.path}.")
+            raise InputError(f"{self.path} holds a run already: choose --out, or {resume_command(self.path)}")
         if left := [path.name for path in self._written_in_training if path.exists()]:
             raise InputError(f"{self.path} has {', '.join(left)} of another run: remove them, or choose another --out.")
         make_folder(self.path)

@@ -45,6 +45,7 @@ class TrainedInfo:
 
     epochs: int | None = field(default=None, metadata=COUNT)  # trained
     of_epochs: int | None = field(default=None, metadata=COUNT)  # asked for
+    cut: bool | None = None  # whether max_minutes ended training before the last epoch
     best: Mapping[str, float] | None = None  # the best validation accuracy with its epoch
     seconds: float | None = None  # of training, over all resumes
     seed: int | None = None
@@ -56,6 +57,7 @@ class TrainedInfo:
     images: int | None = field(default=None, metadata=COUNT)  # of the training split
     data: str | None = field(default=None, metadata=TEXT)  # the setting
     fingerprint: str | None = field(default=None, metadata=TEXT)  # hash of names, labels, classes and groups
+    split: str | None = field(default=None, metadata=TEXT)  # how it was made: "given", "group", "class" or "file"
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,15 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def duration_text(seconds: float) -> str:
+    """How long something takes: "42 seconds", "10 minutes", "2.2 hours", "3.1 days"."""
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    if seconds < 48 * 3600:
+        return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+    return f"{seconds / 86400:.1f} days"
+
+
 class ContentError(InputError):
     """Predictions that cannot be evaluated, for each of these reasons."""
 

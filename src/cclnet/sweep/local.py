@@ -28,7 +28,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from cclnet.errors import InputError, Interrupted
+from cclnet.errors import InputError, Interrupted, show_warnings_as_notes
 from cclnet.runs.folder import RunFolder
 from cclnet.sweep.cells import Cell, SweepContext, SweepLog, SweepOptions, SweepSummary
 from cclnet.sweep.results import check_results, differs_from_run, keep_result, record_soft_labels
@@ -115,6 +115,7 @@ def train_cells(connection: Connection, device: str | None, threads: int, contex
     it ends, so that a GPU in an undefined state affects no other cell.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks to stop
+    show_warnings_as_notes()
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     import torch
@@ -199,6 +200,7 @@ def evaluate_cell(cell: Cell, context: SweepContext) -> str:
 
 def _start_evaluator() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    show_warnings_as_notes()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for training
 
 

@@ -13,10 +13,13 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
+from cclnet.errors import resume_command
 from cclnet.runs.folder import RunFolder
+from cclnet.training.duration import MEASURED_STEPS, RunLength
 
 STOP_CHECK_STEPS = 50  # steps between two agreements of the ranks on stopping, which wait for the device
 REFRESH_SECONDS = 0.5  # between two updates of the progress bar, which read the loss and wait for the device
@@ -67,12 +70,15 @@ class StopRequest:
 class Display:
     """A progress bar on a terminal, plain lines elsewhere, and TensorBoard's files in the run folder.
 
-    ``steps`` is the number of steps per epoch, ``done`` that of steps completed before.
+    ``length``: that of the run, of which its steps that are left are still to be done.
     """
 
-    def __init__(self, run: RunFolder, epochs: int, steps: int, done: int, *, show: bool, tensorboard: bool) -> None:
-        self.run, self.epochs, self.steps, self.tensorboard = run, epochs, steps, tensorboard
+    def __init__(self, run: RunFolder, length: RunLength, *, show: bool, tensorboard: bool) -> None:
+        self.run, self.length, self.tensorboard = run, length, tensorboard
+        self.epochs, self.steps = length.epochs, length.steps
+        done = self.epochs * self.steps - length.left
         self.console = Console(quiet=not show)
+        self._measured: list[float] = []  # times after the first steps
         self.live = show and self.console.is_terminal
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -86,7 +92,7 @@ class Display:
             disable=not self.live,
             transient=True,
         )
-        self.task = self.progress.add_task("training", total=epochs * steps, completed=done, status="")
+        self.task = self.progress.add_task("training", total=self.epochs * self.steps, completed=done, status="")
         self.writer: Any = None
         self._refreshed = time.monotonic()
 
@@ -106,6 +112,8 @@ class Display:
 
     def step(self, epoch: int, step: int, images: int, since: float, sums: Tensor, softness: str) -> float | None:
         """Update the progress bar after a step (counted from 0). Return the mean loss so far if it was read."""
+        if len(self._measured) < MEASURED_STEPS and not self.console.quiet:
+            self._measure(sums)
         if not self.live or time.monotonic() - self._refreshed < REFRESH_SECONDS:
             return None
         self._refreshed = time.monotonic()
@@ -118,6 +126,25 @@ class Display:
             status=f"{rate:,.0f} images/s  loss {loss:.3f}  {softness}",
         )
         return loss
+
+    def _measure(self, sums: Tensor) -> None:
+        """Print the expected time after the first steps. The first one is left out: it compiles and fills caches."""
+        float(sums[0])  # waits for the device
+        self._measured.append(time.monotonic())
+        if len(self._measured) == MEASURED_STEPS:
+            per_step = (self._measured[-1] - self._measured[0]) / (MEASURED_STEPS - 1)
+            for line in self.length.lines(per_step, f"measured on the first {MEASURED_STEPS}"):
+                self.console.print(line, highlight=False, soft_wrap=True)
+
+    def cut(self, minutes: float, epoch: int, step: int) -> None:
+        """Report that ``max_minutes`` ended the run."""
+        where = f"after {epoch} of {self.epochs} epochs" + (f" and {step} of {self.steps} steps" if step else "")
+        self.console.print(
+            f"[yellow]note:[/yellow] max_minutes = {minutes:g} ended training {where}. The model is evaluated as it "
+            f"is. Continue for as long again with: {escape(resume_command(self.run.path))}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
     def epoch(self, record: Mapping[str, float], soft_labels: Tensor | None, softness: str) -> None:
         """Print one line after an epoch; write its scalars and soft labels for TensorBoard."""

@@ -26,6 +26,7 @@ from cclnet.settings import Settings
 from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_latest
 from cclnet.training.console import Display, StopRequest, format_softness
 from cclnet.training.cuda_graph import compiled, plan_convolutions
+from cclnet.training.duration import RunLength
 from cclnet.training.setup import (
     PreparedData,
     check_batch_size,
@@ -79,7 +80,7 @@ def train(
     if not fabric.is_global_zero and not resumed:
         settings = replace(run.read_settings(), cache_dir=settings.cache_dir)  # what rank 0 chose counts for all
     try:
-        training = Training(settings, run, fabric, prepare_data(settings, run, fabric))
+        training = Training(settings, run, fabric, prepare_data(settings, run, fabric, progress))
         if resumed:
             training.restore()
         training.fit(progress, on_epoch, on_step)
@@ -140,6 +141,7 @@ class Training:
         self.bad_step = torch.tensor(-1, device=fabric.device)  # first step with a loss that is not finite
         self.seconds = 0.0  # training time, over all resumes
         self.best: dict[str, float] = {}
+        self.cut = False  # whether max_minutes ended the run
         self.writer = CheckpointWriter(run.checkpoints)
         val_rows = data.rows("val")
         self._validation = self._tester(val_rows) if len(val_rows) else None
@@ -149,9 +151,8 @@ class Training:
         began, seconds_before = time.monotonic(), self.seconds
         done = self.epoch * len(self.loader) + self.steps
         rank_zero = self.fabric.is_global_zero
-        display = Display(
-            self.run, self.settings.epochs, len(self.loader), done, show=progress and rank_zero, tensorboard=rank_zero
-        )
+        length = RunLength.of(self.settings, self.data.splits, self.fabric.device, len(self.loader), done)
+        display = Display(self.run, length, show=progress and rank_zero, tensorboard=rank_zero)
         with StopRequest(self.fabric, self.settings.max_minutes) as stop, display, closing(self.writer):
             while self.epoch < self.settings.epochs and not stop.requested():
                 completed = self._train_epoch(stop, display, on_step)
@@ -168,6 +169,9 @@ class Training:
                     on_epoch(record, self.network)
             if stop.received:
                 raise Interrupted(self.run.path, stop.received)
+            self.cut = self.epoch < self.settings.epochs
+            if self.cut:
+                display.cut(self.settings.max_minutes, self.epoch, self.steps)
 
     def _train_epoch(self, stop: StopRequest, display: Display, on_step: StepHook | None) -> bool:
         """Train to the end of the epoch; return False if stopped before it."""
@@ -280,7 +284,9 @@ class Training:
         logits = self._tester(rows).logits(self.shipped_classifier)
         self._check_logits(bool(logits.isfinite().all()))
         if self.fabric.is_global_zero:
-            trained = TrainedInfo(epochs=self.epoch, best=self.best, seconds=round(self.seconds, 3))
+            trained = TrainedInfo(
+                epochs=self.epoch, best=self.best, seconds=round(self.seconds, 3), cut=self.cut or None
+            )
             description = describe(self.settings, self.data, self.fabric, trained, self.network.method)
             weights = self.shipped_classifier.shipped.state_dict()
             weights = {name: value.contiguous().cpu() for name, value in weights.items()}

@@ -22,6 +22,7 @@ from lightning.fabric.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
+from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ from cclnet.network import CCLNet, image_size_settings
 from cclnet.runs.decision_rule import DecisionRule, make_rule
 from cclnet.runs.folder import RunFolder
 from cclnet.settings import Settings
+from cclnet.training.duration import first_estimate
 
 ACCELERATORS = ("auto", "cpu", "cuda", "gpu")
 FIRST_PORT, PORTS = 15000, 10000  # range of the rendezvous port under SLURM
@@ -148,8 +150,9 @@ class PreparedData:
         return np.flatnonzero(self.splits == split)
 
 
-def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric) -> PreparedData:
+def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric, progress: bool = True) -> PreparedData:
     """Open the data, split it (a resumed run keeps its split), and decode the images into the cache."""
+    progress = progress and fabric.is_global_zero
     with fabric.rank_zero_first():  # the other ranks find the split and the decoded images
         table = open_data(settings.data, settings)
         balanced = settings.class_weights or settings.balanced_sampling
@@ -161,11 +164,13 @@ def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric) -> Prepared
         else:
             splits = make_split(table, settings.split)
             run.write_split(split_table(table, splits))
-        images = decode(table, settings.short_side, cache_dir=settings.cache_folder, progress=fabric.is_global_zero)
+        for line in first_estimate(settings, table, splits, fabric.device) if progress else ():
+            Console().print(line, highlight=False, soft_wrap=True)
+        images = decode(table, settings.short_side, cache_dir=settings.cache_folder, progress=progress)
         data = PreparedData(table, splits, images)
         if (short_side := test_short_side(settings, data)) != settings.short_side:
             tested = np.flatnonzero(splits != "train")
-            test_images = _decode_rows(table, tested, short_side, settings.cache_folder, fabric.is_global_zero)
+            test_images = _decode_rows(table, tested, short_side, settings.cache_folder, progress)
             data = replace(data, test_images=test_images, test_short_side=short_side)
     if not (splits == "train").any():
         raise InputError("the training split has no images: choose other shares.")

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from cclnet.data.augment import normalise
 from cclnet.data.loader import Rows
+from cclnet.data.split import split_kind
 from cclnet.functional import unsoften
 from cclnet.methods import Method
 from cclnet.network import Classifier
@@ -21,6 +22,7 @@ from cclnet.runs.model import ModelDescription, TrainedInfo
 from cclnet.runs.predictions import Predictions
 from cclnet.runs.provenance import source_commit, versions
 from cclnet.settings import Settings, in_json
+from cclnet.training.duration import device_name
 from cclnet.training.setup import PreparedData, make_loader
 
 
@@ -106,9 +108,8 @@ def describe(
 
     ``trained`` has the epochs, seconds and best score of the run; the rest of it is filled in here.
     """
-    table, device = data.table, fabric.device
+    table = data.table
     target = method.target() if settings.unsoften else None
-    cpu = f"CPU, {torch.get_num_threads()} threads"
     mean, std = ((red, green, blue) for red, green, blue in (settings.input_mean, settings.input_std))
     return ModelDescription(
         backbone=settings.backbone,
@@ -127,7 +128,7 @@ def describe(
             trained,
             of_epochs=settings.epochs,
             seed=settings.seed,
-            device=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
+            device=device_name(fabric.device),
             devices=fabric.world_size,
             precision=str(fabric._precision.precision),
             versions=versions(),
@@ -135,5 +136,6 @@ def describe(
             images=len(data.rows("train")),
             data=settings.data,
             fingerprint=table.fingerprint(),
+            split=split_kind(table, settings.split),
         ),
     )
