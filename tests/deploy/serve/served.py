@@ -19,7 +19,7 @@ from PIL import Image
 from cclnet.deploy.predictor import Model
 from cclnet.deploy.serve.app import create_app
 from cclnet.deploy.serve.guard import Limits, ServeSettings
-from cclnet.deploy.serve.server import listen, make_server
+from cclnet.deploy.serve.server import Connections, listen, make_server
 from cclnet.errors import InputError
 from cclnet.runs.model import Calibration, FittedTemperature, ModelDescription, TrainedInfo
 
@@ -74,10 +74,10 @@ def image_bytes(colour: Any = (200, 20, 10), size: tuple[int, int] = (40, 30), k
 
 
 @contextmanager
-def running(app: FastAPI, seconds_to_ask: float = 20.0) -> Iterator[str]:
+def running(app: FastAPI, seconds_to_ask: float = 20.0, connections: Connections | None = None) -> Iterator[str]:
     """Run the application in a real server; yield its address."""
     listening = listen("127.0.0.1", 0)
-    server = make_server(app, seconds_to_ask)
+    server = make_server(app, seconds_to_ask, connections)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:

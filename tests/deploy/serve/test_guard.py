@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import socket
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
-from served import image_bytes, serving
+from served import LIMITS, colour_model, image_bytes, running, serving
 
-from cclnet.deploy.serve.guard import COOKIE, Limits, check_token, host_of, is_local
+from cclnet.deploy.serve.app import create_app
+from cclnet.deploy.serve.guard import COOKIE, Limits, ServeSettings, check_token, host_of, is_local
+from cclnet.deploy.serve.server import Connections
 from cclnet.errors import InputError
 
 TOKEN = "k7Jq-4uPz_0aXw9Lm2Tr"
@@ -173,8 +178,79 @@ def test_a_silent_connection_is_closed(tmp_path: Path) -> None:
         host, port = address.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=20) as silent:
             silent.sendall(b"GET / HTTP/1.1\r\n")  # and no more
-            assert silent.recv(1) == b""  # closed
+            assert closed(silent)
         assert httpx.get(f"{address}/healthz").status_code == 200
+
+
+def opened(address: str, send: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
+    host, port = address.removeprefix("http://").split(":")
+    line = socket.create_connection((host, int(port)), timeout=20, source_address=(source, 0))
+    line.sendall(send)
+    return line
+
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+def test_half_a_head_on_a_kept_connection_is_closed(tmp_path: Path) -> None:
+    with serving(tmp_path, seconds_to_ask=0.5) as address, opened(address, GET + b"\r\n") as line:
+        assert line.recv(4096).startswith(b"HTTP/1.1 200")
+        line.sendall(GET)  # and no end
+        assert closed(line)
+
+
+def test_pipelined_requests_are_answered(tmp_path: Path) -> None:
+    with serving(tmp_path, seconds_to_ask=0.5) as address, opened(address, (GET + b"\r\n") * 3) as line:
+        answers = b""
+        while answers.count(b"HTTP/1.1 200") < 3:
+            answers += line.recv(4096) or b"HTTP/1.1 200 closed" * 9
+        assert b"closed" not in answers
+        assert closed(line)
+
+
+def test_a_slow_body_is_not_a_slow_head(tmp_path: Path) -> None:
+    head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\nContent-Length: "
+    body = image_bytes()
+    with serving(tmp_path, seconds_to_ask=0.5) as address, opened(address, head + b"%d\r\n\r\n" % len(body)) as line:
+        time.sleep(1.0)
+        line.sendall(body)
+        assert line.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def closed(line: socket.socket) -> bool:
+    try:
+        while line.recv(4096):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs several addresses of this machine")
+def test_many_connections_of_one_client_keep_nobody_out(tmp_path: Path) -> None:
+    """The oldest that wait are closed, of the same client; a request in progress goes on."""
+    settings = ServeSettings(name="colours", limits=LIMITS, decoders=1)
+    limit = Connections(per_client=20, total=40)
+    with running(create_app(colour_model(tmp_path), settings), 20.0, limit) as address, ExitStack() as stack:
+        other = stack.enter_context(opened(address, GET, "127.0.0.2"))
+        half = [stack.enter_context(opened(address, GET)) for _ in range(50)]
+        assert httpx.get(f"{address}/healthz").status_code == 200
+        assert all(closed(line) for line in half[:30])
+        for line in (other, half[-1]):
+            line.sendall(b"\r\n")
+            assert line.recv(4096).startswith(b"HTTP/1.1 200")
+        for i in range(3, 8):
+            stack.enter_context(opened(address, GET, f"127.0.0.{i}"))
+        assert sum(map(len, limit.open.values())) <= 40 and max(map(len, limit.open.values())) <= 20
+
+
+def test_sign_in_attempts_are_limited(tmp_path: Path) -> None:
+    with serving(tmp_path, token=TOKEN) as address:
+        statuses = [httpx.post(f"{address}/sign-in", data={"token": f"guess {i}"}).status_code for i in range(12)]
+        assert statuses == [401] * 10 + [429] * 2
+        right = httpx.post(f"{address}/sign-in", data={"token": TOKEN})
+        assert right.status_code == 429 and 1 <= int(right.headers["retry-after"]) <= 60
+        assert httpx.get(f"{address}/model", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
 def test_limits_must_be_positive() -> None:

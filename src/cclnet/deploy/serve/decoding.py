@@ -285,6 +285,8 @@ class DecoderPool:
         while not self._closing.wait(_SECONDS_BETWEEN_CHECKS):
             for decoder in self.decoders:
                 decoder.restart_if_dead()
+            for decoder in self.decoders:
+                decoder.replace_if_orphaned()
             _ = self.ready  # records the time
 
     def close(self) -> None:
@@ -301,6 +303,7 @@ class Decoder:
     def __init__(self, settings: DecodingSettings) -> None:
         self.settings = settings
         self.process: multiprocessing.process.BaseProcess | None = None
+        self.connection: Connection
         self._lock = threading.Lock()  # held while decoding and while restarting
         self._answers = False  # whether the process has reported that it is ready
 
@@ -343,6 +346,24 @@ class Decoder:
         finally:
             self._lock.release()
 
+    def replace_if_orphaned(self) -> None:
+        """Replace a process whose fork server was killed. It decodes until the new one, which may take seconds to
+        import everything, is ready."""
+        if self.process is None or not wait([self.process.sentinel], 0):
+            return
+        new = Decoder(self.settings)
+        try:
+            new.start()
+            new.wait_until_ready()
+        except (OSError, EOFError) as error:
+            log.warning("a decoding process could not be replaced: %r", error)
+        else:
+            with self._lock:
+                self.process, new.process = new.process, self.process
+                self.connection, new.connection = new.connection, self.connection
+                self._answers = True
+        new.stop()
+
     def decode(self, body: bytes, content_type: str, picture: bool) -> Upload:
         with self._lock:
             try:
@@ -372,10 +393,11 @@ class Decoder:
         self.wait_until_ready()
 
     def _alive(self) -> bool:
-        """Whether the idle process runs. It sends nothing, so a readable connection has been closed."""
-        if self.process is None or wait([self.process.sentinel], 0):  # reads no exit code: that is possible only once
+        """Whether the idle process runs. It sends nothing, so a readable connection has been closed. Its sentinel would
+        also be set by the end of the fork server, which it survives."""
+        if self.process is None:
             return False
-        return not (self._answers and self.connection.poll(0))
+        return not self.connection.poll(0) if self._answers else not wait([self.process.sentinel], 0)
 
     def _upload(self, message: bytes) -> Upload:
         head, _, pixels = message.partition(b"\n")
@@ -391,12 +413,22 @@ class Decoder:
         process, self.process, self._answers = self.process, None, False
         if process is None:
             return None
-        with _processes_lock:
-            self.connection.close()
+        with _processes_lock, self.connection:
             process.join(seconds)
             if process.is_alive():  # else its process id may belong to another process by now
                 process.kill()
                 process.join()
+            elif not self._closed() and process.pid:  # its fork server has ended, not the process itself
+                os.kill(process.pid, signal.SIGKILL)
             code = process.exitcode
             process.close()
         return code
+
+    def _closed(self) -> bool:
+        """Whether the process has closed its end of the connection. What it has sent before is dropped."""
+        try:
+            while self.connection.poll(0):
+                self.connection.recv_bytes()
+        except (EOFError, OSError):
+            return True
+        return False

@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import math
 import secrets
 import socket
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +28,7 @@ from cclnet.errors import InputError
 FORM_BYTES = 64 * 2**10  # allowed around the image in a form: boundaries, headers, other fields
 COOKIE = "cclnet_session"
 MIN_TOKEN_LENGTH = 16
+MAX_WRONG_TOKENS = 10  # per client and minute, on the sign-in page
 MAX_HEADER_BYTES = 16 * 2**10  # all headers of a request
 OPEN_PATHS = ("/healthz", "/readyz", "/sign-in", "/static/")  # without a token; they reveal nothing about the model
 
@@ -186,6 +190,8 @@ class Guard:
         self.session = secrets.token_urlsafe(32)  # cookie of signed-in browsers; valid until the server stops
         names = ("localhost", settings.host, socket.gethostname(), *settings.allowed_hosts)
         self.hosts = {name.lower() for name in names}
+        self.wrong_tokens: Counter[str] = Counter()  # by client, since self.counted_since
+        self.counted_since = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -229,10 +235,19 @@ class Guard:
         return _equal(request.cookies.get(COOKIE, ""), self.session)
 
     async def sign_in(self, request: Request) -> Response:
-        """Exchange the token for a cookie that scripts cannot read and other sites cannot send."""
+        """Exchange the token for a cookie that scripts cannot read and other sites cannot send. After several wrong
+        tokens a client must wait until the minute is over."""
+        client = request.client.host if request.client else ""
+        if (wait := self.counted_since + 60 - time.monotonic()) <= 0:
+            self.wrong_tokens.clear()
+            self.counted_since = time.monotonic()
+        elif self.wrong_tokens[client] >= MAX_WRONG_TOKENS:
+            error = f"Too many wrong tokens. Try again in {math.ceil(wait)} seconds."
+            return HTMLResponse(self.sign_in_page(error), 429, {"Retry-After": str(math.ceil(wait))})
         body = await read_body(request, Limits(upload_bytes=1))
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
         if not _equal(given.strip(), self.token):
+            self.wrong_tokens[client] += 1
             return HTMLResponse(self.sign_in_page("The token is wrong."), 401)
         response = Response(status_code=303, headers={"Location": "./"})
         # Behind a proxy with HTTPS this server sees HTTP; the origin tells what the browser uses.

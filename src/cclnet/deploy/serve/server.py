@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +31,8 @@ from cclnet.files import make_folder
 from cclnet.runs.folder import RunFolder
 
 MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS_PER_CLIENT = 256  # a proxy in front of the server is one client
+BACKLOG = 256  # connections that wait to be accepted
 SHUTDOWN_SECONDS = 10  # for requests in progress when the server is stopped
 EXAMPLES_PER_CLASS = 3
 
@@ -54,6 +57,7 @@ def serve(
     """
     settings = replace(settings, token=check_token(settings.token, settings.host, settings.allowed_hosts))
     with listen(settings.host, port) as listening:
+        _allow_connections()
         start_fork_server()  # it imports while the model is loaded
         model = load_to_serve(run, device, engine, decision=decision, cost=cost)
         pictures, note = read_examples(model.folder, model.classes, model.multilabel, data) if examples else ({}, "")
@@ -80,40 +84,101 @@ def serve(
             make_server(app, settings.limits.seconds).run(sockets=[listening])
 
 
-def make_server(app: ASGIApp, seconds: float = Limits.seconds) -> uvicorn.Server:
-    """Return a server with limits on connections, headers and silence.
+class Connections:
+    """The open connections that wait for a request, oldest first. Beyond a limit the oldest of them is closed, of the
+    same client or of all, so that silent and slow connections cannot keep others out. Connections with a request in
+    progress are never closed; when a client has no other, its new connection is."""
 
-    uvicorn limits the size of headers with h11 only. It does not limit the time until the first request, so that silent
-    connections could use up all connections: they are closed after ``seconds``.
+    def __init__(self, per_client: int = MAX_CONNECTIONS_PER_CLIENT, total: int = MAX_CONNECTIONS) -> None:
+        self.per_client, self.total = per_client, total
+        self.open: dict[str, set[TimedConnection]] = defaultdict(set)  # by address of the client
+        self.waiting: dict[TimedConnection, None] = {}  # in the order in which they began to wait
+
+    def opened(self, connection: TimedConnection) -> None:
+        own = self.open[connection.address]
+        own.add(connection)
+        self.waiting[connection] = None
+        if len(own) > self.per_client:
+            self._close(next(other for other in self.waiting if other in own))
+        elif sum(map(len, self.open.values())) > self.total:
+            self._close(next(iter(self.waiting)))
+
+    def _close(self, connection: TimedConnection) -> None:
+        connection.transport.abort()
+        self.closed(connection)  # at once, not when the event loop gets to it
+
+    def closed(self, connection: TimedConnection) -> None:
+        self.waiting.pop(connection, None)
+        own = self.open[connection.address]
+        own.discard(connection)
+        if not own:
+            del self.open[connection.address]
+
+
+class TimedConnection(H11Protocol):
+    """A connection that is closed unless the head of each request arrives in time.
+
+    uvicorn limits neither the time until the first request nor that of a head that has begun to arrive.
     """
 
-    class ClosesSilentConnections(H11Protocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.silence = self.loop.call_later(seconds, transport.close)
+    open_connections: Connections
+    seconds_to_ask: float
 
-        def handle_events(self) -> None:
-            super().handle_events()
-            if self.cycle is not None:  # a request has arrived
-                self.silence.cancel()
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self.deadline = self.loop.call_later(self.seconds_to_ask, transport.abort)
+        self.open_connections.opened(self)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self.silence.cancel()
-            super().connection_lost(exc)
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:  # a request has arrived
+            self.deadline.cancel()
+            self.open_connections.waiting.pop(self, None)
 
+    def on_response_complete(self) -> None:
+        self.deadline.cancel()
+        self.deadline = self.loop.call_later(self.seconds_to_ask, self.transport.abort)
+        self.open_connections.waiting[self] = None
+        super().on_response_complete()  # may begin with the next request
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.deadline.cancel()
+        self.open_connections.closed(self)
+        super().connection_lost(exc)
+
+
+def make_server(
+    app: ASGIApp, seconds: float = Limits.seconds, connections: Connections | None = None
+) -> uvicorn.Server:
+    """Return a server with limits on connections, on the size of heads (in uvicorn only h11 has one), and on the
+    ``seconds`` until the head of a request has arrived."""
+    members = {"open_connections": connections or Connections(), "seconds_to_ask": seconds}
     config = uvicorn.Config(
         app,
-        http=ClosesSilentConnections,
+        http=type("Connection", (TimedConnection,), members),
         ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS,
+        backlog=BACKLOG,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
     return uvicorn.Server(config)
+
+
+def _allow_connections() -> None:
+    """Raise the limit of open files, which may be lower than that of connections."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * (MAX_CONNECTIONS + BACKLOG)  # connections, and what the server itself has open
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else min(needed, hard), hard)
+        )
 
 
 def load_to_serve(run: str | Path, device: str, engine: str, **options: Any) -> Model:
@@ -139,7 +204,7 @@ def listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(512)
+        listening.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
