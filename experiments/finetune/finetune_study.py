@@ -1,0 +1,346 @@
+"""Fine-tuning on ISIC 2018, APTOS 2019 and brain MRI: train the cells of PLAN.md, and write the tables.
+
+    python experiments/finetune/finetune_study.py tune isic --data isic=ISIC2018 --weights WEIGHTS --parallel 4
+    python experiments/finetune/finetune_study.py aptos brain --data aptos=APTOS --data brain=BRAIN --weights WEIGHTS
+    python experiments/finetune/finetune_study.py --tables-only --results results/finetune
+
+WEIGHTS is a folder of NAME.safetensors, one per timm model; without it timm's hub is used. Cells that have a result
+are skipped, so the same command continues after an interruption.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+
+from cclnet.data.cache import decode
+from cclnet.data.sources import open_data
+from cclnet.data.split import make_split
+from cclnet.errors import InputError
+from cclnet.evaluation.evaluate import evaluate
+from cclnet.files import make_folder, write_json, write_whole
+from cclnet.presets import preset_file
+from cclnet.pretrained import input_settings
+from cclnet.runs.folder import RunFolder
+from cclnet.runs.kept_result import KeptResult
+from cclnet.runs.predictions import Predictions
+from cclnet.runs.provenance import origin
+from cclnet.settings import Settings, SplitSettings, make_settings, merge_layers, read_settings
+from cclnet.sweep.cells import IGNORED_SETTINGS, Cell, SweepOptions, SweepSummary, parse_shard
+from cclnet.sweep.local import run_sweep
+from cclnet.sweep.results import read_results
+
+FOLDS = 5
+STUDIES = ("tune", "isic", "aptos", "brain")
+# Input of the backbones: lite4's weights were trained at 300 pixels; the images have a short side of 256.
+SIZES = {"tf_efficientnet_lite4": 300, "tf_efficientnet_lite2": 260}
+SMOKE: dict[str, Any] = {
+    "data": "synthetic:images=80,size=40", "backbone": "test_efficientnet", "weights": "", "pretrained": False,
+    "short_side": 36, "epochs": 1, "batch_size": 16, "warmup_epochs": 0, "augment": {"crop": 32},
+}  # fmt: skip
+
+# Each alone, changed from the preset finetune with tf_efficientnet_lite0; the two lines of questions first.
+PLAIN = {"augment": {"rotation": 0, "zoom": "none"}}
+TUNE: dict[str, dict[str, Any]] = {
+    "start": {},
+    "plain": PLAIN,
+    "plain-rotation": merge_layers(PLAIN, {"augment": {"rotation": 180}}),
+    "plain-zoom": merge_layers(PLAIN, {"augment": {"zoom": [0.8, 1.25]}}),
+    "plain-resized-crop": merge_layers(PLAIN, {"augment": {"resized_crop": [0.4, 1.0]}}),
+    "resized-crop-tested-at-256": {"test_short_side": 256, "augment": {**PLAIN["augment"], "resized_crop": [0.4, 1.0]}},
+    "zoom-wide": {"augment": {"zoom": [0.67, 1.5]}},
+    "lr-0.0005": {"lr": 0.0005},
+    "lr-0.002": {"lr": 0.002},
+    "layer-decay-1": {"layer_decay": 1.0},
+    "layer-decay-0.85": {"layer_decay": 0.85},
+    "weight-decay-0.01": {"weight_decay": 0.01},
+    "decay-norms": {"decay_norms": True},
+    "ema-0": {"ema": 0.0},
+    "drop-path-0": {"drop_path_rate": 0.0},
+    "drop-path-0.2": {"drop_path_rate": 0.2},
+    "epochs-40": {"epochs": 40},
+    "trivial-colour-0.5": {"augment": {"trivial_colour": 0.5}},
+    "erasing-0.25": {"augment": {"erasing": 0.25}},
+    "mixup-0.2": {"augment": {"mixup": 0.2}},
+    "cutmix-1": {"augment": {"cutmix": 1.0}},
+    "logit-adjustment-1": {"logit_adjustment": 1.0},
+    "class-weights": {"class_weights": True},
+    "balanced-sampling": {"balanced_sampling": True},
+    "ccl": {"method": "ccl"},
+    "size-192": {"short_side": 219, "augment": {"crop": 192}},
+    "size-288": {"short_side": 329, "augment": {"crop": 288}},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """A cell of the study: what differs from its preset."""
+
+    study: str
+    model: str  # row of the table
+    preset: str = "finetune"
+    backbone: str = "tf_efficientnet_lite0"
+    fold: int | None = None
+    seed: int = 0
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        fold = "" if self.fold is None else f"-fold{self.fold}"
+        return f"{self.study}-{self.model}{fold}-seed{self.seed}"
+
+    def cell(self, data: Mapping[str, str], weights: Path | None, smoke: bool) -> Cell:
+        split: dict[str, Any] = {"by": "auto" if self.study == "aptos" else "group", "folds": FOLDS, "fold": self.fold}
+        split = {"by": "given"} if self.fold is None else split
+        if smoke:
+            split = {"by": "class", "val": 0.2} if self.fold is None else split | {"by": "class", "folds": 2}
+        from_weights = {} if self.preset == "paper" else start_settings(self.backbone, weights)
+        values = merge_layers(
+            read_settings(preset_file(self.preset)), from_weights,
+            {"data": data.get(self.study, ""), "seed": self.seed, "split": split, **tuning_options(self.study, data)},
+            self.changes, SMOKE if smoke else {},
+        )  # fmt: skip
+        keys = {"study": self.study, "model": self.model, "fold": self.fold, "seed": self.seed}
+        ignored = (*IGNORED_SETTINGS, "data", "image_folder", "weights")
+        return Cell(self.name, make_settings(values), keys, ignored_settings=ignored)
+
+
+def start_settings(backbone: str, weights: Path | None) -> dict[str, Any]:
+    file = None if weights is None else weights / f"{backbone}.safetensors"
+    if file is not None and not file.is_file():
+        raise InputError(f"there is no file {file}.")
+    start = {"weights": str(file), "pretrained": False} if file else {"pretrained": True}
+    return merge_layers(input_settings(backbone, SIZES.get(backbone)), {"backbone": backbone, **start})
+
+
+def runs_of(study: str, folds: int = FOLDS) -> Iterator[Run]:
+    """The runs of a study, in the order in which they are worth most."""
+    if study == "tune":
+        yield from (Run("tune", name, changes=changes) for name, changes in TUNE.items())
+    elif study == "brain":
+        yield from (Run("brain", "lite0", seed=seed) for seed in (0, 1, 2))
+    elif study == "aptos":
+        for seed in (0, 1, 2):
+            yield from (Run("aptos", "lite0", fold=fold, seed=seed) for fold in range(folds))
+    else:
+        lite4 = {"preset": "best", "backbone": "tf_efficientnet_lite4"}
+        lite2 = {"preset": "best", "backbone": "tf_efficientnet_lite2"}
+        for model, options in (("lite4", lite4), ("lite0", {}), ("paper", {"preset": "paper"}), ("lite2", lite2)):
+            yield from (Run("isic", model, fold=fold, **options) for fold in range(folds))
+        for seed in (1, 2):
+            yield from (Run("isic", "lite4", fold=fold, seed=seed, **lite4) for fold in range(folds))
+        for seed in (1, 2):
+            yield from (Run("isic", "lite0", fold=fold, seed=seed) for fold in range(folds))
+
+
+def tuning_options(study: str, data: Mapping[str, str]) -> dict[str, Any]:
+    """Data options of the table that ``write_tuning_table`` writes."""
+    if study != "tune" or "tune-images" not in data:
+        return {}
+    return {"image_folder": data["tune-images"], "label_column": "label", "group_column": "group",
+            "split_column": "split"}  # fmt: skip
+
+
+def write_tuning_table(data: str, path: Path) -> dict[str, str]:
+    """Write a table of the training part of fold 0, split again by group, and return the data it gives.
+
+    No image of fold 0 is in it, so no choice has seen them.
+    """
+    table = open_data(data)
+    if isinstance(table.images, np.ndarray):
+        raise InputError("tuning needs image files.")
+    outer = make_split(table, SplitSettings(by="group", folds=FOLDS, fold=0))
+    inside = table.select(np.flatnonzero(outer == "train"))
+    assert inside.groups is not None
+    folder = Path(inside.images[0]).parent
+    if any(Path(image).parent != folder for image in inside.images):
+        raise InputError(f"tuning needs all images in one folder; {folder} is not the only one.")
+    columns = {
+        "image": [Path(image).name for image in inside.images], "label": inside.label_names(),
+        "group": inside.groups.tolist(), "split": make_split(inside, SplitSettings(by="group", val=0.25)).tolist(),
+    }  # fmt: skip
+    make_folder(path.parent)
+    write_whole(path, pd.DataFrame(columns).to_csv(index=False, lineterminator="\n"))
+    return {"tune": str(path), "tune-images": str(folder)}
+
+
+def run(options: argparse.Namespace, console: Console) -> SweepSummary:
+    began, data = time.time(), dict(pair.split("=", 1) for pair in options.data)
+    if "tune" in options.studies and not options.smoke:
+        data |= write_tuning_table(data["isic"], options.out / "tune.csv")
+    wanted = [own for study in options.studies for own in runs_of(study, 2 if options.smoke else FOLDS)]
+    cells = [own.cell(data, options.weights, options.smoke) for own in wanted]
+    cells = [cell for cell in cells if not options.only or any(word in cell.name for word in options.only.split(","))]
+    sweep = SweepOptions(
+        out=options.out, results=options.results, max_minutes=options.max_minutes, parallel=options.parallel,
+        shard=parse_shard(options.shard), accelerator=options.accelerator, cache_dir=options.cache_dir,
+    )  # fmt: skip
+    for settings in _distinct_inputs(cells):  # once, before several processes need the same images
+        table = open_data(settings.data, settings)
+        if not isinstance(table.images, np.ndarray):
+            decode(table, settings.short_side, cache_dir=options.cache_dir)
+    requested = {"studies": options.studies, "parallel": options.parallel}
+    summary = run_sweep(cells, sweep, requested, console, began)
+    console.print(summary.text(), highlight=False, markup=False)
+    return summary
+
+
+def _distinct_inputs(cells: Sequence[Cell]) -> list[Settings]:
+    return list({(cell.settings.data, cell.settings.short_side): cell.settings for cell in cells}.values())
+
+
+def pooled(results: Sequence[KeptResult]) -> Predictions:
+    """The predictions of all folds as one set, every image once; of one fold the mean over its runs (seeds or
+    backbones)."""
+    by_fold: dict[Any, list[Predictions]] = {}
+    for result in results:
+        by_fold.setdefault(result.keys["fold"], []).append(_reported(result))
+    folds = []
+    for members in by_fold.values():
+        first = members[0]
+        if any(not np.array_equal(first.images, other.images) for other in members):
+            raise InputError("runs of one fold predict different images.")
+        folds.append(replace(first, probabilities=np.mean([member.probabilities for member in members], axis=0)))
+    groups = None if folds[0].groups is None else np.concatenate([fold.groups for fold in folds])  # type: ignore[misc]
+    whole = Predictions(
+        np.concatenate([fold.images for fold in folds]), np.concatenate([fold.labels for fold in folds]),
+        np.concatenate([fold.probabilities for fold in folds]), folds[0].classes, groups,
+        np.concatenate([fold.splits for fold in folds]),  # type: ignore[misc]
+    )  # fmt: skip
+    if len(set(whole.images.tolist())) != len(whole.images):
+        raise InputError("an image is in two folds.")
+    return whole
+
+
+def _reported(result: KeptResult) -> Predictions:
+    """The predictions of the split that is reported: test where the data has one, else val."""
+    found = result.read_predictions()
+    splits = set() if found.splits is None else set(found.splits.tolist())
+    return found.of_split("test" if "test" in splits else "val") if splits else found
+
+
+def score(name: str, results: Sequence[KeptResult], scratch: Path) -> dict[str, Any]:
+    """The scores of one row of the table with 95% intervals over groups: of the pooled predictions of its runs."""
+    predictions = pooled(results)
+    folder = RunFolder(scratch / name)
+    make_folder(folder.path)
+    folder.write_predictions(predictions)
+    scores = evaluate(folder.path)
+    counts = np.array(results[0].class_counts, dtype=np.float64)
+    p, y = predictions.probabilities, predictions.labels
+    decided = {"accuracy": p.argmax(1), "balanced": (p / np.maximum(counts, 1)).argmax(1)}
+    rows = {rule: _recalls(y, chosen) for rule, chosen in decided.items()}
+    overall = {metric: {"value": e.value, "low": e.low, "high": e.high} for metric, e in scores.overall.items()}
+    return {
+        "name": name, "images": len(y), "runs": sorted(result.name for result in results), "overall": overall,
+        "balanced_rule": {"accuracy": float((decided["balanced"] == y).mean()), "balanced_accuracy": rows["balanced"]},
+        "expected_grade_kappa": quadratic_kappa(y, np.rint(p @ np.arange(p.shape[1]))),
+        "minutes": round(sum(result.seconds for result in results) / 60, 2),
+        "device": results[0].device, "commit": results[0].to_json()["commit"], "versions": dict(results[0].versions),
+    }  # fmt: skip
+
+
+def _recalls(labels: Any, chosen: Any) -> float:
+    return float(np.mean([(chosen[labels == k] == k).mean() for k in np.unique(labels)]))
+
+
+def quadratic_kappa(labels: Any, grades: Any) -> float:
+    """Cohen's kappa with quadratic weights."""
+    from sklearn.metrics import cohen_kappa_score
+
+    return float(cohen_kappa_score(labels, grades.astype(int), weights="quadratic"))
+
+
+def rows_of(results: Sequence[KeptResult]) -> dict[str, list[KeptResult]]:
+    """The rows of the table: each model with seed 0; its seeds together; lite4 with lite2 and lite0."""
+    rows: dict[str, list[KeptResult]] = {}
+    for result in results:
+        study, model, seed = (result.keys[key] for key in ("study", "model", "seed"))
+        if seed == 0:
+            rows.setdefault(f"{study} {model}", []).append(result)
+        if study != "tune":
+            rows.setdefault(f"{study} {model}, ensemble of seeds", []).append(result)
+        if study == "isic" and model in ("lite4", "lite2", "lite0"):
+            rows.setdefault("isic lite4 + lite2 + lite0, ensemble", []).append(result)
+    return {name: own for name, own in rows.items() if "ensemble" not in name or len(own) > _folds(own)}
+
+
+def _folds(results: Sequence[KeptResult]) -> int:
+    return len({result.keys["fold"] for result in results})
+
+
+def write_tables(results: Path, scratch: Path) -> Path:
+    """Write scores.json and scores.md of all results, and return the page."""
+    rows = [score(name, own, scratch) for name, own in rows_of(read_results(results)).items()]
+    if not rows:
+        raise InputError(f"{results} has no results yet.")
+    write_json(results / "scores.json", {"rows": rows, **origin(rows[0]["device"])})
+    lines = [
+        "Out-of-fold: every image is predicted once, by a run that was not trained on its group; brain MRI: the given",
+        "test split. 95% intervals over groups. Minutes are those of training, all runs of the row together.", "",
+        "| row | images | balanced accuracy, balanced rule | accuracy | macro AUROC | quadratic kappa | minutes |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]  # fmt: skip
+    for row in rows:
+        auc = row["overall"].get("macro_auroc") or row["overall"].get("auroc_macro")
+        kappa = f"{row['expected_grade_kappa']:.3f}" if row["name"].startswith("aptos") else ""
+        lines.append(
+            f"| {row['name']} | {row['images']:,} | {row['balanced_rule']['balanced_accuracy']:.3f} | "
+            f"{_interval(row['overall']['accuracy'])} | {_interval(auc)} | {kappa} | {row['minutes']:.1f} |"
+        )
+    page = results / "scores.md"
+    write_whole(page, "\n".join(lines) + "\n")
+    return page
+
+
+def _interval(estimate: Mapping[str, float | None] | None) -> str:
+    if estimate is None or estimate["value"] is None:
+        return ""
+    return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})"
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("studies", nargs="*", help=", ".join(STUDIES))
+    parser.add_argument("--data", action="append", default=[], help="STUDY=PATH, several times")
+    parser.add_argument("--weights", type=Path, help="folder of NAME.safetensors")
+    parser.add_argument("--out", type=Path, default=Path("runs/finetune"))
+    parser.add_argument("--results", type=Path, help="default: OUT/results")
+    parser.add_argument("--only", default="", help="cells whose name has one of these words, separated by commas")
+    parser.add_argument("--parallel", type=int, default=1, help="cells trained at once")
+    parser.add_argument("--shard", default="1/1")
+    parser.add_argument("--max-minutes", type=float, default=0.0)
+    parser.add_argument("--accelerator", default="auto")
+    parser.add_argument("--cache-dir", type=Path)
+    parser.add_argument("--smoke", action="store_true", help="tiny settings on synthetic images")
+    parser.add_argument("--tables-only", action="store_true")
+    options = parser.parse_args(words)
+    options.results = options.results or options.out / "results"
+    if odd := set(options.studies) - set(STUDIES):
+        parser.error(f"unknown: {', '.join(sorted(odd))}; known: {', '.join(STUDIES)}")
+    return options
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options, console, failed = arguments(words), Console(), False
+    try:
+        if not options.tables_only:
+            failed = bool(run(options, console).failed)
+        console.print(f"tables: {write_tables(options.results, options.out / 'pooled')}", highlight=False)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
