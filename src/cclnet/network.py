@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from cclnet.errors import InputError, check_range, first_line, unknown
 from cclnet.methods import Classes, Loss, build_method
 
+INITIAL_STD = 0.001  # of the weights of a new classifier on a pretrained backbone
+
 
 class TimmClassifier(nn.Module):
     """A timm model, split into pooled features and logits; its state dict is that of the timm model."""
@@ -50,6 +52,17 @@ class TimmClassifier(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         return self.model.forward_head(self.model.forward_features(images), pre_logits=True)
+
+    def shrink_last_layer(self) -> None:
+        """Give the final classifier small random weights, for a backbone that is already trained.
+
+        Some timm models begin with weights up to ±1/√K, whose large wrong logits would send large gradients into the
+        pretrained backbone in the first steps.
+        """
+        classifier = self.model.get_classifier()
+        nn.init.normal_(classifier.weight, std=INITIAL_STD)
+        if classifier.bias is not None:
+            nn.init.zeros_(classifier.bias)
 
     def logits(self, features: Tensor) -> Tensor:
         classifier = self.model.get_classifier()

@@ -359,3 +359,14 @@ def test_fine_tuning_resumes_exactly_with_all_of_its_settings(tmp_path: Path) ->
         assert (whole / file).read_bytes() == (stopped / file).read_bytes()
     rates = [record["lr"] for record in metrics(whole)]
     assert rates == sorted(rates, reverse=True) and rates[0] <= 0.001
+
+
+def test_a_new_classifier_on_pretrained_weights_begins_undecided(tmp_path: Path) -> None:
+    weights = tmp_path / "tf_efficientnet_lite0.safetensors"
+    save_file(CCLNet("tf_efficientnet_lite0", 10, method="hard").export_state(), weights)
+    started = run(
+        tmp_path, data="synthetic:images=120,size=40", short_side=40, augment={"crop": 32}, epochs=1, batch_size=16,
+        lr=0.0, lr_ccl=0.0, backbone="tf_efficientnet_lite0",
+        weights=str(weights),
+    )  # fmt: skip
+    assert metrics(started)[0]["cross_entropy"] == pytest.approx(math.log(7), rel=0.01)  # from scratch it is larger

@@ -35,7 +35,7 @@ from cclnet.data.split import make_split, read_split, split_table
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, first_line, unknown
 from cclnet.methods import check_method_fits
-from cclnet.network import CCLNet, image_size_settings
+from cclnet.network import CCLNet, TimmClassifier, image_size_settings
 from cclnet.runs.decision_rule import DecisionRule, make_rule
 from cclnet.runs.folder import RunFolder
 from cclnet.settings import Settings
@@ -261,8 +261,11 @@ def make_network(settings: Settings, data: PreparedData, resumed: bool = False) 
         backbone_settings=backbone_settings | image_size_settings(settings.backbone, (crop, crop)),
         logit_adjustment=settings.logit_adjustment,
     )
-    if settings.weights and not resumed:
-        load_weights(network, Path(settings.weights))
+    if (settings.weights or settings.pretrained) and not resumed and isinstance(network.classifier, TimmClassifier):
+        if network.classifier.model.pretrained_cfg.get("num_classes") != data.table.num_classes or settings.weights:
+            network.classifier.shrink_last_layer()
+        if settings.weights:
+            load_weights(network, Path(settings.weights))
     try:  # an image size that the backbone does not support shows only in its first forward pass
         with torch.no_grad():
             network.eval()(torch.zeros(1, 3, crop, crop))

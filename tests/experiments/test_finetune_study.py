@@ -1,0 +1,82 @@
+"""The study of fine-tuning: its cells, its tuning table, pooled folds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from cclnet.data.sources import open_data
+from cclnet.data.split import make_split
+from cclnet.errors import InputError
+from cclnet.runs.predictions import Predictions
+from cclnet.settings import SplitSettings
+from finetune_study import SIZES, TUNE, pooled, quadratic_kappa, rows_of, runs_of, write_tuning_table
+
+
+def test_every_cell_has_valid_settings_and_a_name_of_its_own() -> None:
+    cells = [run.cell({run.study: "data"}, None, False) for study in ("tune", "isic", "aptos", "brain")
+             for run in runs_of(study)]  # fmt: skip
+    assert len({cell.name for cell in cells}) == len(cells) > 60
+    by_name = {cell.name: cell.settings for cell in cells}
+    lite4, paper = by_name["isic-lite4-fold3-seed2"], by_name["isic-paper-fold3-seed0"]
+    assert (lite4.backbone, lite4.augment.crop, lite4.split.fold) == ("tf_efficientnet_lite4", 300, 3)
+    assert lite4.augment.crop == SIZES[lite4.backbone] and lite4.input_mean == (0.5, 0.5, 0.5)
+    assert (paper.optimizer, paper.pretrained, paper.split.by) == ("sgd", False, "group")
+    assert by_name["tune-start-seed0"].split.by == "given" == by_name["brain-lite0-seed1"].split.by
+    others = {name: by_name[f"tune-{name}-seed0"] for name in TUNE}
+    assert len({repr(settings) for settings in others.values()}) == len(TUNE)  # every change changes something
+
+
+def test_no_image_of_the_first_fold_is_tuned_on(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    (tmp_path / "images").mkdir()
+    rows = []
+    for i in range(60):
+        Image.fromarray(generator.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(tmp_path / f"images/{i}.png")
+        rows.append((f"images/{i}.png", "ab"[i % 2], f"patient{i // 2}"))
+    pd.DataFrame(rows, columns=["image", "label", "patient"]).to_csv(tmp_path / "all.csv", index=False)
+    data = write_tuning_table(str(tmp_path / "all.csv"), tmp_path / "tune.csv")
+    tuned = pd.read_csv(data["tune"])
+    table = open_data(str(tmp_path / "all.csv"))
+    held_out = make_split(table, SplitSettings(by="group", folds=5, fold=0)) == "val"
+    names = {Path(table.images[i]).name for i in np.flatnonzero(held_out)}
+    assert names and not names & set(tuned["image"]) and len(tuned) == 60 - len(names)
+    assert set(tuned["split"]) == {"train", "val"} and tuned.groupby("group")["split"].nunique().max() == 1
+
+
+def result(fold: int, seed: int, shift: float = 0.0, model: str = "lite0", images: str = "x") -> Any:
+    first = 0.6 + 0.1 * fold + shift
+    found = Predictions(
+        np.array([f"{images}{fold}{i}" for i in range(2)]), np.array([0, 1]),
+        np.array([[first, 1 - first], [0.3, 0.7]]), ("a", "b"), None, np.array(["val", "val"]),
+    )  # fmt: skip
+    keys = {"study": "isic", "model": model, "fold": fold, "seed": seed}
+    return SimpleNamespace(keys=keys, read_predictions=lambda: found, name=f"{model}-{fold}-{seed}")
+
+
+def test_folds_are_joined_and_runs_of_a_fold_averaged() -> None:
+    joined = pooled([result(0, 0), result(1, 0), result(0, 1, 0.2), result(1, 1, -0.2)])
+    assert joined.images.tolist() == ["x00", "x01", "x10", "x11"]
+    np.testing.assert_allclose(joined.probabilities[:, 0], [0.7, 0.3, 0.6, 0.3])
+    with pytest.raises(InputError, match="different images"):
+        pooled([result(0, 0), result(0, 1, images="y")])
+
+
+def test_rows_of_the_table() -> None:
+    rows = rows_of([result(0, 0), result(1, 0), result(0, 1), result(1, 1), result(0, 0, model="paper")])
+    assert {name: len(own) for name, own in rows.items()} == {
+        "isic lite0": 2, "isic lite0, ensemble of seeds": 4, "isic lite4 + lite2 + lite0, ensemble": 4,
+        "isic paper": 1,
+    }  # fmt: skip
+
+
+def test_quadratic_kappa_in_closed_form() -> None:
+    assert quadratic_kappa(np.array([0, 1, 2, 2]), np.array([0.0, 1.0, 2.0, 2.0])) == 1.0
+    # All graded 1: no agreement beyond chance.
+    assert quadratic_kappa(np.array([0, 1, 2]), np.ones(3)) == pytest.approx(0.0)
