@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bz2
+import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,12 @@ def test_results_name_no_place_of_the_machine_they_were_made_on() -> None:
         assert not re.search(r'"/(root|home|tmp|mnt)/', content.decode()), path.name
         if path.suffix != ".jsonl":
             json.loads(content)
+
+
+def test_the_claims_are_those_of_the_results() -> None:
+    spec = importlib.util.spec_from_file_location("claims_table", ROOT / "docs" / "claims_table.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run: python docs/claims_table.py"

@@ -1,0 +1,143 @@
+"""Write docs/claims.md from the results: ``python docs/claims_table.py``. Every figure on the page is computed here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cclnet.evaluation.similarity import agreement_p, inverse_frequency
+from cclnet.reproduce.experiments import BACKBONES, METHODS, PaperCell, published
+from cclnet.reproduce.seeds import PaperResult, SeedStatistics, read_results, seeds_of
+from cclnet.reproduce.tables import points_field
+from cclnet.reproduce.verdict import best_counts
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+PAGE = Path(__file__).with_name("claims.md")
+HEAD = """# Claims
+
+Each claim of the README with its figures, the command that made them, the file that holds them, and what would
+refute it. The page is written by `python docs/claims_table.py` from [results](../results); a test refuses a page that
+differs from them. "Detectable" is the true difference that the design finds in 80% of repetitions at the 5% level.
+`cclnet reproduce verify --results results/isic2018` recomputes the figures of the paper's tables from the kept
+predictions.
+
+| Claim | Figures | Seeds | File and command | Refuted by |
+|---|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the page."""
+
+    claim: str
+    figures: str
+    seeds: str
+    source: str
+    refuted_by: str
+
+    def row(self) -> str:
+        return f"| {self.claim} | {self.figures} | {self.seeds} | {self.source} | {self.refuted_by} |"
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def file_link(name: str, command: str) -> str:
+    return f"[{name}](../results/{name})<br>`{command}`"
+
+
+def paper_claims() -> list[Claim]:
+    """The reproduction, and what the soft labels of the paper do."""
+    folder = RESULTS / "isic2018"
+    results, statistics = read_results(folder), SeedStatistics(folder)
+    source = file_link("isic2018", "cclnet reproduce all --data ISIC2018")
+    counts = best_counts(results, statistics)
+    differences = [
+        100 * abs(statistics.mean(own)["accuracy"]["mean"] - published(backbone, method)["accuracy"])
+        for backbone in BACKBONES
+        for method in ("hard", "ccl")
+        if (own := seeds_of(results, PaperCell(backbone, method)))
+    ]
+    claims = [
+        Claim(
+            "The paper's scores are reproduced",
+            f"accuracy of hard labels and CCL-Net within {max(differences):.1f} points on all backbones",
+            "1 to 7 a cell",
+            source,
+            "a cell whose interval over seeds excludes the paper's value",
+        ),
+        Claim(
+            "CCL-Net is not the best method of Table 1",
+            f"best on {counts['ccl']} of {sum(counts.values())} numbers (paper: 12 of 12)",
+            "1 to 7 a cell",
+            source,
+            "CCL-Net best on most numbers with eight seeds a cell",
+        ),
+    ]
+    for split, words in (("paper", "the paper's split"), ("lesion", "the split by lesion")):
+        pair = rivals(results, statistics, split)
+        fields = {name: points_field(pair["metrics"][name]) for name in ("accuracy", "macro_auroc")}
+        claims.append(
+            Claim(
+                f"No evidence that CCL-Net is more accurate than hard labels, and it ranks worse ({words}, ResNet-18)",
+                f"accuracy {' '.join(fields['accuracy'][:2])} points, {fields['accuracy'][-1]}; macro AUC "
+                f"{' '.join(fields['macro_auroc'][:2])} points",
+                f"{pair['seeds']['a']}, paired",
+                source,
+                "an interval above zero",
+            )
+        )
+    return claims + matrix_claims(results)
+
+
+def rivals(results: list[PaperResult], statistics: SeedStatistics, split: str) -> dict[str, Any]:
+    """CCL-Net against hard labels on ResNet-18."""
+    own = [r for m in METHODS for r in seeds_of(results, PaperCell(method=m, split=split))]
+    found = statistics.compare_all(own)
+    assert found is not None
+    return next(pair for pair in found["pairs"] if pair["b"] == METHODS["hard"])
+
+
+def matrix_claims(results: list[PaperResult]) -> list[Claim]:
+    """What the matrix of CCL-Net follows."""
+    own = seeds_of(results, PaperCell(split="lesion"))
+    frequency = [r.inverse_frequency_agreement for r in own]
+    p = max(agreement_p(r.matrix, inverse_frequency(r.class_counts)) for r in own)
+    return [
+        Claim(
+            "The soft labels of CCL-Net follow class frequency",
+            f"rank correlation with inverse class frequency {sum(frequency) / len(own):.2f} (largest exact p {p:.2g})",
+            str(len(own)),
+            file_link("isic2018/similarity.md", "python experiments/similarity/run.py all --data ISIC2018"),
+            "a correlation near zero on imbalanced data",
+        )
+    ]
+
+
+def speed_claims() -> list[Claim]:
+    rows = {row["backbone"]: row for row in read("benchmark_h200.json")["rows"]}
+    own = rows["resnet18"]
+    return [
+        Claim(
+            "Training runs near the speed of the network alone",
+            f"ResNet-18, hard labels, {own['of_ceiling']:.2f} of the ceiling; CCL-Net {own['ccl_over_hard']:.3f} × the "
+            "time",
+            "1 measurement",
+            file_link("benchmark_h200.json", "cclnet benchmark"),
+            "a paired measurement on one H200",
+        )
+    ]
+
+
+def page() -> str:
+    claims = [*paper_claims(), *speed_claims()]
+    return HEAD + "\n".join(claim.row() for claim in claims) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
