@@ -97,7 +97,7 @@ def fitted(backbone: str, description: ModelDescription, pixels: Pixels) -> Ship
 
 def in_batches(engine: Engine, pixels: Pixels, size: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     parts = [engine.run(pixels[start : start + size], maps=True) for start in range(0, len(pixels), size)]
-    return np.concatenate([p for p, _ in parts]), np.concatenate([m for _, m in parts if m is not None])
+    return np.concatenate([p for p, *_ in parts]), np.concatenate([m for _, m, _ in parts if m is not None])
 
 
 def measure_agreement(engines: tuple[Engine, Engine], pixels: Pixels) -> list[dict[str, Any]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,11 +21,14 @@ import cclnet
 from cclnet import InputError
 from cclnet.cli import app
 from cclnet.deploy import predict as predicting
+from cclnet.deploy.engines import TorchEngine
 from cclnet.deploy.export import export
 from cclnet.deploy.predict import gather, predict, write_csv
 from cclnet.deploy.predictor import Model
+from cclnet.deploy.shipped import read_shipped
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.runs.folder import RunFolder
+from cclnet.runs.out_of_distribution import fit_statistics
 from cclnet.runs.predictions import read_predictions
 from cclnet.settings import make_settings
 from cclnet.training.loop import train
@@ -248,6 +253,39 @@ def test_predicting_what_a_run_was_tested_on_gives_what_it_said(tmp_path: Path) 
     np.testing.assert_array_equal(said.labels[at], tested.labels)
     powered = tested.probabilities ** (1 / (model.temperature or 1))
     np.testing.assert_allclose(said.probabilities[at], powered / powered.sum(axis=1, keepdims=True), atol=1e-5)
+    # The features of the shipped network are those of the training: the scores of its held-out images are the stored.
+    table, statistics = pd.read_csv(tmp_path / "out.csv"), RunFolder(run).read_feature_statistics()
+    assert statistics is not None and statistics.noise_auroc is not None
+    np.testing.assert_allclose(np.sort(table["ood"].to_numpy()[at]), statistics.held_out, rtol=1e-3)
+
+
+def test_unlike_images_are_refused_the_same_in_every_engine(tmp_path: Path) -> None:
+    """Statistics of smooth pictures: white noise is farther than all of them, in PyTorch and in the exported file."""
+    folder, images = write_run(tmp_path / "run"), tmp_path / "images"
+    with pytest.raises(InputError, match=r"features\.safetensors"):
+        command(folder, write_images(images, 120), "--out", tmp_path / "out.csv", "--refuse", "0.1")
+    shipped = read_shipped(folder / "model.safetensors", RunFolder(folder).read_model(), with_features=True)
+    model = cclnet.load(folder, device="cpu")
+    crops = np.stack([model.prepare(path) for path in sorted(images.iterdir())])
+    *_, features = TorchEngine(shipped, "cpu").run(crops, maps=False)
+    assert features is not None
+    found = fit_statistics(features[::2], None)
+    assert found is not None
+    RunFolder(folder).write_feature_statistics(replace(found, held_out=np.sort(found.score(features[1::2]))))
+    places = [folder]
+    if find_spec("onnxruntime"):
+        places.append(export(folder, "onnx", tmp_path / "export"))
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(images / "noise.png")
+    scores = []
+    for place in places:
+        code, said = command(place, images, "--out", tmp_path / "out.csv", "--refuse", "0.05")
+        table = pd.read_csv(tmp_path / "out.csv").set_index("image")
+        assert code == 0 and "refused as unlike" in said and table.loc["noise.png", "refused"] == "yes"
+        assert 1 <= (table["refused"] == "yes").sum() <= 12
+        scores.append(table["ood"].to_numpy())
+        assert command(place, images, "--out", tmp_path / "out.csv", "--refuse", "0")[0] == 0
+        assert "refused" not in pd.read_csv(tmp_path / "out.csv")
+    np.testing.assert_allclose(scores[0], scores[-1], rtol=1e-3)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are threads elsewhere")

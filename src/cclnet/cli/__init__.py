@@ -34,6 +34,11 @@ Draws = Annotated[int, typer.Option(min=2, help="Bootstrap draws for the interva
 Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 _PRESET = "paper, finetune, quick or best. Default: finetune if pretrained weights can be had, else paper."
 Preset = Annotated[str, typer.Option(help=_PRESET)]
+Refuse = Annotated[
+    float | None,
+    typer.Option(min=0, max=0.5, help="Refuse images less typical than all but this share of held-out ones; 0: none. "
+                 "Default: 0.01."),
+]  # fmt: skip
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 

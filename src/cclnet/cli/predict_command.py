@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cclnet.cli import Accelerator, Quiet, with_settings
+from cclnet.cli import Accelerator, Quiet, Refuse, with_settings
 from cclnet.errors import InputError
 from cclnet.files import make_folder
 from cclnet.settings import Settings
@@ -27,6 +27,7 @@ def predict(
     sets: Annotated[
         str | None, typer.Option(help="Sets with the true class at this probability: 0.9, raps:0.9")
     ] = None,
+    refuse: Refuse = None,
     explain: Annotated[Path | None, typer.Option(help="Folder for class activation maps.")] = None,
     engine: Annotated[str, typer.Option(help="auto, torch or onnx.")] = "auto",
     device: Accelerator = "auto",
@@ -64,6 +65,8 @@ def predict(
         point = model.curve.at(coverage, risk)
         threshold = float(model.curve.threshold[point])
         console.print(model.curve.in_words(point), highlight=False)
+    if refuse is not None:
+        model.refuse(refuse)
     if sets is not None:
         model.sets(np.full((1, len(model.classes)), 1 / len(model.classes)), sets)  # an error before the work
     began = time.perf_counter()
@@ -73,6 +76,8 @@ def predict(
     read = len(inputs) - len(found.problems)
     referred = sum(1 for prediction in found.predictions if prediction and prediction.abstain)
     abstained = "" if threshold is None else f", {referred:,} of them referred to a person"
+    unlike = sum(1 for prediction in found.predictions if prediction and prediction.refused)
+    abstained += f", {unlike:,} refused as unlike the training images" if unlike else ""
     speed = f"{read / seconds:,.0f} images per second by {model.engine} on {model.device}"
     console.print(f"{read:,} of {len(inputs):,} images predicted{abstained} ({speed}): {escape(str(out))}",
                   highlight=False, soft_wrap=True)  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cclnet.cli import Accelerator, MovedData, with_settings
+from cclnet.cli import Accelerator, MovedData, Refuse, with_settings
 from cclnet.errors import InputError
 from cclnet.settings import Settings
 
@@ -30,6 +30,7 @@ def serve(
     decoders: Annotated[int | None, typer.Option(help="Decoding processes. Default: one per core, up to 4.")] = None,
     readers: Annotated[int | None, typer.Option(hidden=True, help="Old name of --decoders.")] = None,
     sets: Annotated[str | None, typer.Option(help="Level of prediction sets: 0.9, raps:0.9. Default: 0.9.")] = None,
+    refuse: Refuse = None,
     device: Accelerator = "auto",
     engine: Annotated[str, typer.Option(help="auto, onnx or torch. auto: onnx on a CPU, torch on a GPU.")] = "auto",
     **rule: str,
@@ -51,4 +52,6 @@ def serve(
     count = decoders if decoders is not None else readers
     hosts = tuple(allow_host or ())
     settings = ServeSettings("", limits, batch, count, keep, host=host, allowed_hosts=hosts, token=token, sets=sets)
-    run_server(run, settings, port=port, examples=examples, data=data, device=device, engine=engine, **rule)
+    run_server(
+        run, settings, port=port, examples=examples, data=data, device=device, engine=engine, refuse=refuse, **rule
+    )

@@ -9,6 +9,7 @@ from cclnet.report.html import class_columns, evaluated_on, render, sentences, w
 from cclnet.report.text import NONE
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import Calibration, ExportInfo, ModelDescription
+from cclnet.runs.out_of_distribution import REFUSED
 
 COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
 
@@ -19,6 +20,7 @@ def model_card(run: Path, description: ModelDescription, calibration: Calibratio
     trained = dict(zip(description.classes, description.class_counts or (), strict=False))
     evaluated = dict(zip(scores.classes, scores.split.class_counts, strict=True)) if scores else {}
     curve, rule = calibration.abstention, calibration.decision
+    statistics = RunFolder(run).read_feature_statistics()
     return render(
         "card.md",
         name=run.resolve().name,
@@ -27,6 +29,7 @@ def model_card(run: Path, description: ModelDescription, calibration: Calibratio
         temperature=calibration.temperature.value,
         rule=rule,
         sets=calibration.sets,
+        unlike=sentences("unlike", statistics, REFUSED) if statistics else [],
         rule_in_words=IN_WORDS[rule.name] if rule else "",
         settings=settings,
         split=settings.get("split") or {},

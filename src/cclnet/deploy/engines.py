@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 Maps = npt.NDArray[np.float32]  # class activation maps
+Outputs = tuple[Floats, Maps | None, npt.NDArray[np.float32] | None]  # probabilities, maps, features
 
 # The key "location" in an ONNX file: the path of another file that contains the weights of a tensor. Tag 1, length 8,
 # also in the longer encodings that protobuf accepts. JSON has no such bytes, so no class name matches.
@@ -63,12 +64,14 @@ def _checked(image: Any) -> Pixels:
 
 
 class Engine(Protocol):
-    """``run`` returns probabilities [N, K] and, with ``maps``, the raw map of each image's top class, [N, h', w']."""
+    """``run`` returns probabilities [N, K]; with ``maps`` the raw map of each image's top class, [N, h', w']; if
+    ``has_features`` the pooled features, [N, F]."""
 
     name: str
     device: str
+    has_features: bool
 
-    def run(self, batch: Pixels, maps: bool) -> tuple[Floats, Maps | None]: ...
+    def run(self, batch: Pixels, maps: bool) -> Outputs: ...
 
 
 class OnnxEngine:
@@ -106,7 +109,7 @@ class OnnxEngine:
                 f"{name} was not exported by cclnet: one input of uint8 images and an output 'probabilities' are "
                 f"expected, got {[i.type for i in inputs]} and {self.outputs}."
             )
-        self.input = inputs[0].name
+        self.input, self.has_features = inputs[0].name, "features" in self.outputs
         # Values that are part of the program cannot be changed in model.json or calibration.json alone.
         try:
             baked_in = dict(json.loads(self.session.get_modelmeta().custom_metadata_map.get("cclnet", "{}")))
@@ -120,16 +123,17 @@ class OnnxEngine:
             )
 
     def run_all(self, batch: Pixels) -> list[Maps]:
-        """All outputs: probabilities [N, K], and maps of all classes, [N, K, h', w'], if there are any."""
+        """All outputs: probabilities [N, K], and if there are any maps of all classes, [N, K, h', w'], and features."""
         return self.session.run(self.outputs, {self.input: batch})
 
-    def run(self, batch: Pixels, maps: bool) -> tuple[Floats, Maps | None]:
+    def run(self, batch: Pixels, maps: bool) -> Outputs:
         if maps and "maps" not in self.outputs:
             raise InputError("this ONNX model has no class activation maps: its network has none in closed form.")
-        if not maps:  # ONNX Runtime does not compute outputs that are not requested
-            return self.session.run(self.outputs[:1], {self.input: batch})[0].astype(np.float64), None
-        probabilities, class_maps = self.run_all(batch)
-        return probabilities.astype(np.float64), class_maps[np.arange(len(batch)), probabilities.argmax(axis=1)]
+        wanted = [name for name in self.outputs if maps or name != "maps"]  # others are not computed
+        found = dict(zip(wanted, self.session.run(wanted, {self.input: batch}), strict=True))
+        probabilities, class_maps = found["probabilities"].astype(np.float64), found.get("maps")
+        top = None if class_maps is None else class_maps[np.arange(len(batch)), probabilities.argmax(axis=1)]
+        return probabilities, top, found.get("features")
 
 
 class TorchEngine:
@@ -139,9 +143,9 @@ class TorchEngine:
 
     def __init__(self, shipped: Shipped, device: str = "auto") -> None:
         self.device = torch_device(device)
-        self.shipped = shipped.to(self.device)
+        self.shipped, self.has_features = shipped.to(self.device), shipped.with_features
 
-    def run(self, batch: Pixels, maps: bool) -> tuple[Floats, Maps | None]:
+    def run(self, batch: Pixels, maps: bool) -> Outputs:
         import torch
 
         from cclnet.deploy.shipped import grad_cam
@@ -151,13 +155,14 @@ class TorchEngine:
             features = shipped.features(torch.from_numpy(np.ascontiguousarray(batch)).to(self.device))
             probabilities = shipped.probabilities(shipped.model.forward_head(features).double())
             top = probabilities.argmax(dim=1)
+            pooled = shipped.pooled(features).float().cpu().numpy() if shipped.with_features else None
             if not maps:
-                return probabilities.cpu().numpy(), None
+                return probabilities.cpu().numpy(), None, pooled
             if shipped.layout is not None:
                 found = shipped.evidence(features)[torch.arange(len(batch)), top]
             else:
                 found = grad_cam(shipped.model, features, top)
-        return probabilities.cpu().numpy(), found.float().cpu().numpy()
+        return probabilities.cpu().numpy(), found.float().cpu().numpy(), pooled
 
 
 def torch_device(device: str) -> str:

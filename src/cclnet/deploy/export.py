@@ -68,7 +68,8 @@ def export(
     classes, multilabel = description.classes, description.multilabel
     rule = rule_of_run(files, classes, multilabel, description.class_counts, decision, cost)
     temperature = calibration.temperature.value
-    shipped = read_shipped(files.weights, description, temperature)
+    statistics = files.read_feature_statistics()
+    shipped = read_shipped(files.weights, description, temperature, statistics is not None)
     make_folder(out.parent)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
@@ -84,7 +85,7 @@ def export(
             exported_run = _numpy_outputs(program)
         else:
             write_covered(path, files.weights.read_bytes())
-            exported_run = _numpy_outputs(read_shipped(path, description, temperature))
+            exported_run = _numpy_outputs(read_shipped(path, description, temperature, statistics is not None))
         checked = check(shipped, check_images(description.crop), exported_run, f"the exported {path.name}")
         curve = (
             curve_of_run(run, temperature, rule, calibration.confidence)
@@ -95,6 +96,8 @@ def export(
         exported, written = exported_description(description, shipped, format, checked), RunFolder(partial)
         written.write_description(exported)
         written.write_calibration(calibration)
+        if statistics is not None:
+            written.write_feature_statistics(statistics)
         soft_labels = files.read_soft_labels(classes)
         if soft_labels is not None:
             written.write_soft_labels(classes, soft_labels)
@@ -155,8 +158,8 @@ def exported_description(
 
 
 def onnx_program(shipped: Shipped, description: ModelDescription, temperature: float | None = None) -> bytes:
-    """The network as ONNX: ``images`` uint8 [batch, h, w, 3] to ``probabilities`` [batch, K] and, where they have a
-    closed form, ``maps`` [batch, K, h', w']."""
+    """The network as ONNX: ``images`` uint8 [batch, h, w, 3] to ``probabilities`` [batch, K]; where they have a closed
+    form, ``maps`` [batch, K, h', w']; if there are statistics of them, ``features`` [batch, F]."""
     try:
         import onnx
         import onnxscript  # noqa: F401
@@ -169,7 +172,7 @@ def onnx_program(shipped: Shipped, description: ModelDescription, temperature: f
             dynamo=True,
             verbose=False,
             input_names=["images"],
-            output_names=["probabilities", "maps"] if shipped.maps else ["probabilities"],
+            output_names=shipped.outputs,
             dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
         )
         assert program is not None  # only without dynamo
@@ -233,8 +236,9 @@ def check_images(crop: tuple[int, int], count: int = 8) -> Pixels:
 
 
 def check(shipped: Shipped, images: Pixels, run: Run, what: str) -> dict[str, Any]:
-    """Compare the outputs of ``run`` (probabilities, and maps if any) with the network in PyTorch, for one image and
-    for all at once. Returns the largest differences, those of maps relative to their largest value."""
+    """Compare the outputs of ``run`` (probabilities, and maps and features if any) with the network in PyTorch, for one
+    image and for all at once. Returns the largest differences, those of maps and features relative to their largest
+    value."""
     batches = (images[:1], images)
     worst, worst_map = 0.0, 0.0
     for batch in batches:
@@ -242,16 +246,16 @@ def check(shipped: Shipped, images: Pixels, run: Run, what: str) -> dict[str, An
         if len(given) != len(expected):
             raise InputError(f"{what} has {len(given)} outputs instead of {len(expected)}. It was discarded.")
         worst = max(worst, _largest(given[0], expected[0]))
-        if shipped.maps:
-            scale = max(float(np.abs(expected[1]).max()), 1e-12)
-            worst_map = max(worst_map, _largest(given[1], expected[1]) / scale)
+        for own, wanted in zip(given[1:], expected[1:], strict=True):
+            worst_map = max(worst_map, _largest(own, wanted) / max(float(np.abs(wanted).max()), 1e-12))
     if not worst <= MAX_DIFFERENCE or not worst_map <= MAX_MAP_DIFFERENCE:
         raise InputError(
             f"{what} differs from PyTorch by {worst:.2g} in probability (at most {MAX_DIFFERENCE:g} is allowed) and by "
-            f"{worst_map:.2g} of the largest value in its maps (at most {MAX_MAP_DIFFERENCE:g}). It was discarded."
+            f"{worst_map:.2g} of the largest value in its maps or features (at most {MAX_MAP_DIFFERENCE:g}). It was "
+            "discarded."
         )
     sizes = tuple(map(len, batches))
-    map_difference = worst_map if shipped.maps else None
+    map_difference = worst_map if len(shipped.outputs) > 1 else None
     return {"images": len(images), "batches": sizes, "probability": worst, "map": map_difference}
 
 

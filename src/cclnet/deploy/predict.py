@@ -233,7 +233,7 @@ def predict(
         for rows, crops, problems in prepared(model.description, inputs, batch_size, workers or available_cores()):
             found.problems |= problems
             if rows:
-                predictions = model.describe(*model.run(crops, explain is not None), threshold, sets)
+                predictions = model.describe(*model.run_scored(crops, explain is not None), threshold, sets)
                 for row, pixels, prediction in zip(rows, crops, predictions, strict=True):
                     if folder is not None:
                         found.overlays[row] = _write_heat(folder, row, inputs.names[row], pixels, prediction)
@@ -264,6 +264,10 @@ def write_csv(path: Path, model: Model, found: Predicted) -> None:
     if any(p is not None and p.abstain is not None for p in predictions):
         columns["score"] = [p.score if p else np.nan for p in predictions]
         columns["abstain"] = ["" if p is None else "yes" if p.abstain else "no" for p in predictions]
+    if any(p is not None and p.ood is not None for p in predictions):
+        columns["ood"] = [p.ood if p else np.nan for p in predictions]
+    if any(p is not None and p.refused is not None for p in predictions):
+        columns["refused"] = ["" if p is None else "yes" if p.refused else "no" for p in predictions]
     if any(p is not None and p.set is not None for p in predictions):
         columns["set"] = ["|".join(p.set or ()) if p else "" for p in predictions]
     columns["top"] = [_listed(p.top()) if p else "" for p in predictions]

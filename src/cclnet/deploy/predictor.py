@@ -20,6 +20,7 @@ from cclnet.evaluation.decision import confidence, curve_of_run, rule_of_run
 from cclnet.runs.decision_rule import DecisionRule, decide
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import AbstentionCurve, Calibration, ModelDescription, has_similarity
+from cclnet.runs.out_of_distribution import FeatureStatistics
 
 FILES = {"onnx": "model.onnx", "torch": "model.safetensors"}
 SIMILAR = 3  # number of similar classes in a prediction
@@ -40,6 +41,8 @@ class Prediction:
     score: float = 0.0  # by which to abstain: the confidence, or logit over logit norm, as chosen for the run
     set: tuple[str, ...] | None = None  # conformal prediction set, the most probable class first; None unless requested
     rule: str = "accuracy"  # the decision rule
+    ood: float | None = None  # distance from the training images (see runs/out_of_distribution.py); None where unknown
+    refused: bool | None = None  # whether that is above the threshold; None without one
     similar: tuple[tuple[str, float], ...] = ()  # classes with the most weight in the soft label of the predicted class
     heat: Maps | None = None  # evidence for the most probable class, [h, w] of the crop, 0..1; None unless requested
 
@@ -55,9 +58,12 @@ class Model:
     def __init__(
         self, description: ModelDescription, engine: Engine, folder: Path, calibration: Calibration | None = None,
         soft_labels: Floats | None = None, rule: DecisionRule | None = None,
+        statistics: FeatureStatistics | None = None,
     ) -> None:  # fmt: skip
         self.description = description
         self.rule = rule or DecisionRule()
+        self.statistics = statistics if engine.has_features else None  # to recognise images unlike the training images
+        self.refuse_above = None if self.statistics is None else self.statistics.threshold()  # see :meth:`refuse`
         self.folder = folder
         self.calibration = calibration or Calibration()  # of an exported model with the abstention curve
         self.soft_labels = soft_labels  # [K, K], row k that of class k; None where the method learns none
@@ -89,14 +95,30 @@ class Model:
     def run(self, batch: Pixels, explain: bool = False) -> tuple[Floats, Maps | None]:
         """Probabilities [N, K] of prepared images uint8 [N, h, w, 3]; with ``explain``, also the heat maps of their
         most probable classes, [N, h', w'] in 0..1, at the resolution of the network (see :func:`enlarge`)."""
+        return self.run_scored(batch, explain)[:2]
+
+    def run_scored(self, batch: Pixels, explain: bool = False) -> tuple[Floats, Maps | None, Floats | None]:
+        """As :meth:`run`, and the distances of the images from the training images, [N]; None where there are no
+        statistics."""
+        self._check_batch(batch)
+        probabilities, maps, features = self._engine.run(batch, explain)
+        ood = None if self.statistics is None or features is None else self.statistics.score(features)
+        return probabilities, None if maps is None else heat_of(maps), ood
+
+    def _check_batch(self, batch: Pixels) -> None:
         expected = (*self.description.crop, 3)
         if batch.dtype != np.uint8 or batch.ndim != 4 or batch.shape[1:] != expected:
             raise InputError(
                 f"a batch is uint8 [N, {', '.join(map(str, expected))}], as returned by prepare; got {batch.dtype} "
                 f"{list(batch.shape)}."
             )
-        probabilities, maps = self._engine.run(batch, explain)
-        return probabilities, None if maps is None else heat_of(maps)
+
+    def refuse(self, share: float) -> None:
+        """Refuse images that are farther from the training images than all but this share of held-out images (default
+        0.01); 0 refuses none."""
+        if share and self.statistics is None:
+            raise InputError(f"{self.folder} has no features.safetensors, so unlike images are not recognised.")
+        self.refuse_above = None if not share or self.statistics is None else self.statistics.threshold(share)
 
     @overload
     def predict(
@@ -124,14 +146,15 @@ class Model:
         found: list[Prediction] = []
         for start in range(0, len(images), batch_size):
             crops = np.stack([self.prepare(image) for image in images[start : start + batch_size]])
-            found += self.describe(*self.run(crops, explain), threshold, sets)
+            found += self.describe(*self.run_scored(crops, explain), threshold, sets)
         return found
 
     def describe(
-        self, probabilities: Floats, heat: Maps | None = None, threshold: float | None = None,
-        sets: str | float | None = None,
+        self, probabilities: Floats, heat: Maps | None = None, ood: Floats | None = None,
+        threshold: float | None = None, sets: str | float | None = None,
     ) -> list[Prediction]:  # fmt: skip
-        """The outputs of :meth:`run` as one prediction per image."""
+        """The outputs of :meth:`run_scored` as one prediction per image."""
+        limit = self.refuse_above
         chosen = decide(probabilities, self.rule)
         confidences = confidence(probabilities, None if self.multilabel else chosen)
         kind = self.calibration.confidence
@@ -147,6 +170,8 @@ class Model:
                 score=float(scores[i]),
                 set=None if inside is None else inside[i],
                 rule=self.rule.name,
+                ood=None if ood is None else float(ood[i]),
+                refused=None if ood is None or limit is None else bool(ood[i] > limit),
                 similar=self.similar(int(chosen[i])),
                 heat=None if heat is None else enlarge(heat[i], self.description.crop),
             )
@@ -226,13 +251,13 @@ def load(
     soft_labels = files.read_soft_labels(classes)
     if soft_labels is not None and not has_similarity(soft_labels):
         soft_labels = None
-    temperature = calibration.temperature.value
+    temperature, statistics = calibration.temperature.value, files.read_feature_statistics()
     if engine == "onnx" and "onnx" in available:
         started: Engine = OnnxEngine(folder / FILES["onnx"], description, temperature, device, threads)
     else:
         from cclnet.deploy.shipped import read_shipped
 
-        shipped = read_shipped(folder / FILES["torch"], description, temperature)
+        shipped = read_shipped(folder / FILES["torch"], description, temperature, statistics is not None)
         if engine == "torch":
             started = TorchEngine(shipped, device)
         else:
@@ -241,7 +266,7 @@ def load(
             converted = onnx_program(shipped, description, temperature)
             started = onnx = OnnxEngine(converted, description, temperature, device, threads)
             check(shipped, check_images(description.crop), onnx.run_all, "the converted model")
-    return Model(description, started, folder, calibration, soft_labels, rule)
+    return Model(description, started, folder, calibration, soft_labels, rule, statistics)
 
 
 def _files_of(path: Path) -> tuple[Path, set[str]]:

@@ -20,16 +20,21 @@ from cclnet.runs.model import ModelDescription
 
 
 class Shipped(nn.Module):
-    """``shipped(uint8 [N, h, w, 3])`` → probabilities [N, K], and maps [N, K, h', w'] where they have a closed form.
+    """``shipped(uint8 [N, h, w, 3])`` → probabilities [N, K]; maps [N, K, h', w'] where they have a closed form; with
+    ``with_features`` the pooled features [N, F].
 
     A network that averages its last feature map A and classifies linearly has the logit
     ``z_k = b_k + mean_xy Σ_c W_kc A_c(x, y)``. Its class activation map ``M_k(x, y) = Σ_c W_kc A_c(x, y)`` is what each
     position adds to the logit; the mean of the map is the logit without its bias.
     """
 
-    def __init__(self, model: nn.Module, description: ModelDescription, temperature: float | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, description: ModelDescription, temperature: float | None = None,
+        with_features: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.model: Any = model
+        self.with_features = with_features
         self.multilabel = description.multilabel
         self.temperature = temperature or 1.0
         self.mean: Tensor
@@ -61,8 +66,19 @@ class Shipped(nn.Module):
 
     def forward(self, batch: Tensor) -> tuple[Tensor, ...]:
         features = self.features(batch)
-        probabilities = self.probabilities(self.model.forward_head(features))
-        return (probabilities, self.evidence(features)) if self.maps else (probabilities,)
+        outputs = [self.probabilities(self.model.forward_head(features))]
+        outputs += [self.evidence(features)] if self.maps else []
+        outputs += [self.pooled(features)] if self.with_features else []
+        return tuple(outputs)
+
+    def pooled(self, features: Tensor) -> Tensor:
+        """The pooled features before the classifier, [N, F]."""
+        return self.model.forward_head(features, pre_logits=True)
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of what ``forward`` returns."""
+        return ["probabilities", *(["maps"] if self.maps else []), *(["features"] if self.with_features else [])]
 
 
 @torch.no_grad()
@@ -84,7 +100,9 @@ def map_layout(shipped: Shipped, crop: tuple[int, int]) -> str | None:
     return None
 
 
-def read_shipped(path: Path, description: ModelDescription, temperature: float | None = None) -> Shipped:
+def read_shipped(
+    path: Path, description: ModelDescription, temperature: float | None = None, with_features: bool = False
+) -> Shipped:
     """The network of model.json with the weights in ``path``, a .safetensors file, which cannot contain code.
 
     The network is built after its shapes were compared with those in the file, so that a small file that claims a huge
@@ -93,7 +111,7 @@ def read_shipped(path: Path, description: ModelDescription, temperature: float |
     _refuse_pickle(path)
     size = image_size_settings(description.backbone, description.crop)
     with checking(path):
-        return Shipped(_read_network(path, description, size), description, temperature)
+        return Shipped(_read_network(path, description, size), description, temperature, with_features)
 
 
 def _read_network(path: Path, description: ModelDescription, size: dict[str, Any]) -> nn.Module:

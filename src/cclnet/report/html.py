@@ -30,6 +30,7 @@ from cclnet.report.figures import Records, kept_at, series
 from cclnet.report.text import count_text
 from cclnet.runs.folder import RunFolder, flattened
 from cclnet.runs.model import has_similarity
+from cclnet.runs.out_of_distribution import REFUSED
 from cclnet.runs.predictions import duration_text
 from cclnet.runs.scores import Estimate, Scores
 from cclnet.settings import data_options
@@ -58,6 +59,7 @@ def report_content(run: Path, scores: Scores, data: str | None = None) -> dict[s
     """Everything that the two templates show. Of a predictions.csv alone, neither settings nor epochs are known."""
     files = RunFolder(run) if run.is_dir() else None
     settings, records = (files.read_settings_table(), files.read_history()) if files else ({}, [])
+    statistics = files.read_feature_statistics() if files else None
     classes, soft_labels, calibration = scores.classes, scores.soft_labels, scores.calibration
     pictures, pictures_note = thumbnails([mistake.image for mistake in scores.mistakes], settings, data)
     stages = list(zip(("as trained", "after temperature"), calibration.stages(), strict=False))
@@ -84,6 +86,7 @@ def report_content(run: Path, scores: Scores, data: str | None = None) -> dict[s
         "referral": [] if scores.multilabel else [kept_at(stages[-1][1], 1 - referred) for referred in REFERRED],
         "soft_labels": figures.soft_label_table(matrix, classes) if matrix else None,
         "soft_label_sentences": sentences("soft_labels", soft_labels) if soft_labels else [],
+        "unlike": sentences("unlike", statistics, REFUSED) if statistics else [],
         "training_figures": figures.training_curves(records, collapse),
         "training_sentence": _training_sentence(records),
         "made": _made(scores),

@@ -1,9 +1,9 @@
 """The run folder, and runs as evaluation opens them.
 
 A run is a folder with ``settings.toml split.csv metrics.jsonl checkpoints/ model.safetensors model.json
-soft_labels.csv predictions.csv calibration.json scores.json report.html SHA256SUMS``. Each file has one reader and one
-writer, both in ``cclnet.runs``, and no stage changes the file of an earlier one. The folder suffices to resume the run,
-to evaluate it again without the model, and to deploy the model.
+features.safetensors soft_labels.csv predictions.csv calibration.json scores.json report.html SHA256SUMS``. Each file has
+one reader and one writer, both in ``cclnet.runs``, and no stage changes the file of an earlier one. The folder suffices
+to resume the run, to evaluate it again without the model, and to deploy the model.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from cclnet.runs import checksums
 from cclnet.runs import model as model_files
 from cclnet.runs.kept_result import read_kept_result
 from cclnet.runs.model import Calibration, ModelDescription
+from cclnet.runs.out_of_distribution import FeatureStatistics, read_statistics, write_statistics
 from cclnet.runs.predictions import SPLITS, Floats, Predictions, Strings, read_predictions, write_predictions
 from cclnet.runs.scores import ClassLeak, Leak, Scores, read_scores, write_scores
 from cclnet.runs.spreadsheet import mark_texts, unmark_texts
@@ -114,6 +115,7 @@ class RunFolder:
         self.history = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.weights = self.path / "model.safetensors"
+        self.feature_statistics = self.path / "features.safetensors"
         self.model = self.path / "model.json"
         self.soft_labels = self.path / "soft_labels.csv"
         self.soft_label_history = self.path / "soft_labels.jsonl"
@@ -179,7 +181,7 @@ class RunFolder:
     def write_model(self, weights: bytes, description: ModelDescription) -> None:
         """Write model.safetensors (its content) and model.json. What was fitted and evaluated on previous weights is
         removed first."""
-        checksums.remove_covered(self.calibration, self.scores)
+        checksums.remove_covered(self.calibration, self.scores, self.feature_statistics)
         checksums.write_covered(self.weights, weights)
         self.write_description(description)
 
@@ -193,6 +195,13 @@ class RunFolder:
 
     def write_calibration(self, calibration: Calibration) -> None:
         write_json(self.calibration, calibration.to_json(), checksums.write_covered)
+
+    def read_feature_statistics(self) -> FeatureStatistics | None:
+        """The statistics by which unlike images are recognised; None where the run or export has none."""
+        return read_statistics(self.feature_statistics) if self.feature_statistics.is_file() else None
+
+    def write_feature_statistics(self, found: FeatureStatistics) -> None:
+        write_statistics(self.feature_statistics, found, checksums.write_covered)
 
     def read_soft_labels(self, classes: Sequence[str]) -> Floats | None:
         """The [K, K] soft labels in the order of ``classes``, row k that of class k; None where there are none."""

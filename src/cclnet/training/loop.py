@@ -11,22 +11,26 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from lightning.fabric import Fabric
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from cclnet.data.augment import normalise
 from cclnet.data.loader import Rows
 from cclnet.errors import InputError, Interrupted, NotFinite, first_line
 from cclnet.functional import inverse_of
 from cclnet.network import CCLNet, Classifier
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import TrainedInfo
+from cclnet.runs.out_of_distribution import FeatureStatistics
 from cclnet.settings import Settings
 from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_latest
 from cclnet.training.console import Display, StopRequest, format_softness
 from cclnet.training.cuda_graph import compiled, plan_convolutions
 from cclnet.training.duration import RunLength
+from cclnet.training.feature_statistics import noise_images, statistics_of
 from cclnet.training.setup import (
     PreparedData,
     check_batch_size,
@@ -283,6 +287,7 @@ class Training:
         self._broadcast_buffers()
         logits = self._tester(rows).logits(self.shipped_classifier)
         self._check_logits(bool(logits.isfinite().all()))
+        statistics = self._feature_statistics(rows)
         if self.fabric.is_global_zero:
             trained = TrainedInfo(
                 epochs=self.epoch, best=self.best, seconds=round(self.seconds, 3), cut=self.cut or None
@@ -294,8 +299,26 @@ class Training:
             soft_labels = self.network.soft_labels()
             if soft_labels is not None:
                 self.run.write_soft_labels(self.data.table.classes, soft_labels.double().cpu().numpy())
+            if statistics is not None:
+                self.run.write_feature_statistics(statistics)
             self.run.write_predictions(predictions(self.data, rows, logits, description.target))
         self.fabric.barrier()  # no rank reads the artifacts before they are written
+
+    def _feature_statistics(self, held_out: Rows) -> FeatureStatistics | None:
+        """Return the statistics of the features of the shipped classifier. Collective."""
+        classifier, size = self.shipped_classifier, self.settings.augment.crop
+
+        @torch.no_grad()
+        def of_noise() -> npt.NDArray[np.float64]:
+            noise = torch.from_numpy(noise_images(size, size)).to(self.fabric.device)
+            features = classifier.eval().features(normalise(noise, self.mean, self.std).to(self.mean.dtype))
+            return features.double().cpu().numpy()
+
+        def of_rows(rows: Rows) -> npt.NDArray[np.float64]:
+            return self._tester(rows).features(classifier).numpy()
+
+        labels = self.data.table.labels
+        return statistics_of(self.data.rows("train"), held_out, labels, of_rows, of_noise, self.settings.seed)
 
     def _plan_convolutions(self) -> Callable[[], None] | None:
         size = self.settings.augment.crop

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -63,14 +63,22 @@ class Tester:
         They are computed in full precision, because the error of half precision would show in the probabilities. Each
         rank fills its rows of a zero matrix, so that the sum over ranks counts each image once.
         """
+        return self._filled(classifier, self.num_classes, lambda images: classifier.logits(classifier.features(images)))
+
+    @torch.no_grad()
+    def features(self, classifier: Classifier) -> Tensor:
+        """Return the pooled features of all rows in order, [N, F] float64 on the CPU, on every rank; see ``logits``."""
+        return self._filled(classifier, classifier.feature_width, classifier.features)
+
+    def _filled(self, classifier: Classifier, width: int, output: Callable[[Tensor], Tensor]) -> Tensor:
         classifier.eval()
-        device, shape = self.fabric.device, (len(self.labels), self.num_classes)
+        device, shape = self.fabric.device, (len(self.labels), width)
         own = torch.zeros(shape, dtype=self.mean.dtype, device=device)
         position = {int(row): index for index, row in enumerate(self.loader.rows)}
         for batch in self.loader.epoch():
             images = normalise(batch.crops, self.mean, self.std).to(own.dtype)
             at = torch.tensor([position[int(row)] for row in batch.rows], device=device)
-            own[at] = classifier.logits(classifier.features(images)).to(own.dtype)
+            own[at] = output(images).to(own.dtype)
         total: Tensor = self.fabric.all_reduce(own, reduce_op="sum") if self.fabric.world_size > 1 else own
         return total.double().cpu()
 

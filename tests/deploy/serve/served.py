@@ -43,13 +43,13 @@ LIMITS = Limits(upload_bytes=2**20, pixels=2_000_000, seconds=20.0)
 class ColourEngine:
     """Probabilities are the shares of the three channels; the map of a class is its channel on a 4 x 4 grid."""
 
-    name, device = "torch", "cpu"
+    name, device, has_features = "torch", "cpu", True  # the features are the mean colour
 
     def __init__(self, multilabel: bool = False, maps: bool = True) -> None:
         self.multilabel, self.maps = multilabel, maps
         self.batches: list[int] = []
 
-    def run(self, batch: npt.NDArray[np.uint8], maps: bool) -> tuple[npt.NDArray[np.float64], Any]:
+    def run(self, batch: npt.NDArray[np.uint8], maps: bool) -> tuple[npt.NDArray[np.float64], Any, Any]:
         self.batches.append(len(batch))
         if maps and not self.maps:
             raise InputError("no maps here")
@@ -57,7 +57,7 @@ class ColourEngine:
         strength = grid.mean(axis=(1, 2))
         p = (strength - 1) / 255 if self.multilabel else strength / strength.sum(axis=1, keepdims=True)
         top = grid[np.arange(len(batch)), :, :, p.argmax(axis=1)] - 1.0
-        return p, top if maps else None
+        return p, top if maps else None, strength
 
 
 def colour_model(folder: Path, **changes: Any) -> Model:

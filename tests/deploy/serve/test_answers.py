@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from served import colour_model
 
-from cclnet.deploy.predictor import Prediction
-from cclnet.deploy.serve.answers import explain_confidence, heat_location, make_answer, per_hundred, percent
+from cclnet.deploy.predictor import Model, Prediction
+from cclnet.deploy.serve.answers import UNLIKE, explain_confidence, heat_location, make_answer, per_hundred, percent
 from cclnet.deploy.serve.decoding import Upload
 from cclnet.deploy.serve.guard import ServeSettings
 from cclnet.evaluation.decision import measure_curve
+from cclnet.runs.decision_rule import DecisionRule
+from cclnet.runs.model import Calibration, ConformalThresholds
+from cclnet.runs.out_of_distribution import fit_statistics
 
 
 def predicted(*p: float, multilabel: bool = False) -> Prediction:
@@ -25,9 +29,8 @@ def predicted(*p: float, multilabel: bool = False) -> Prediction:
 )
 def test_sureness(p: float, words: str) -> None:
     upload = Upload(np.zeros((16, 16, 3), np.uint8), (0.0, 0.1, 1.0, 0.8), "hash", "")
-    answer = make_answer(
-        ServeSettings("m"), colour_model(Path()), upload, np.array([p, (1 - p) / 2, (1 - p) / 2]), None, None
-    )
+    output = (np.array([p, (1 - p) / 2, (1 - p) / 2]), None, None)
+    answer = make_answer(ServeSettings("m"), colour_model(Path()), upload, output, None)
     assert (answer.label, answer.sureness) == ("red", words)
     assert (answer.seen.left, answer.seen.top, answer.seen.width, answer.seen.height) == upload.seen
 
@@ -99,3 +102,33 @@ def test_probabilities_in_words() -> None:
     assert [percent(p) for p in (0.9341, 0.0004, 1.0, 0.0)] == ["93.4%", "less than 0.1%", "100%", "0%"]
     words = [per_hundred(p) for p in (0.934, 0.998, 0.002)]
     assert words == ["about 93 in 100", "more than 99 in 100", "fewer than 1 in 100"]
+
+
+def test_an_unlike_image_is_refused() -> None:
+    """The features of the served model are colours; it was trained on dark red ones."""
+    rng = np.random.default_rng(0)
+    found = fit_statistics(rng.normal([60, 5, 5], 3, (200, 3)), None)
+    assert found is not None
+    found = replace(found, held_out=np.sort(found.score(rng.normal([60, 5, 5], 3, (200, 3)))))
+    plain = colour_model(Path())
+    model = Model(plain.description, plain._engine, Path(), plain.calibration, None, None, found)
+    upload = Upload(np.zeros((16, 16, 3), np.uint8), (0.0, 0.0, 1.0, 1.0), "hash", "")
+    for colour, refused in (((60, 5, 5), False), ((10, 10, 200), True)):
+        p, heat, ood = model.run_scored(np.full((1, 16, 16, 3), colour, np.uint8))
+        assert ood is not None
+        answer = make_answer(ServeSettings("m"), model, upload, (p[0], None, float(ood[0])), None)
+        assert answer.ood is not None and answer.ood.refused == refused == (answer.ood.score > answer.ood.limit)
+        assert (answer.sureness == UNLIKE) == refused and heat is None
+
+
+def test_the_prediction_set_and_the_rule_are_told() -> None:
+    thresholds = ConformalThresholds("val", 50, "aps", (0.8, 0.9), {"aps": (0.4, 0.75)})
+    rule = DecisionRule("costs", costs=((0.0, 1.0, 1.0), (20.0, 0.0, 20.0), (1.0, 1.0, 0.0)))
+    plain = colour_model(Path())
+    model = Model(plain.description, plain._engine, Path(), Calibration(sets=thresholds), None, rule)
+    upload = Upload(np.zeros((16, 16, 3), np.uint8), (0.0, 0.0, 1.0, 1.0), "hash", "")
+    output = (np.array([0.6, 0.25, 0.15]), None, None)
+    answer = make_answer(ServeSettings("m", sets="0.9"), model, upload, output, None)
+    assert answer.set is not None and (answer.set.level, answer.set.classes) == (0.9, ["red", "green"])
+    assert (answer.label, answer.rule, answer.confidence) == ("green", "costs", 0.25)
+    assert answer.words[0] == "Chosen by the costs of errors; the most probable class is red (60.0%)."

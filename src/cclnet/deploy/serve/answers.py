@@ -20,6 +20,7 @@ NOTICE = (
     "Not a medical device. For research and teaching only: it does not replace an examination and must not be used to "
     "decide about anyone's care."
 )
+UNLIKE = "Refused: unlike the training images"
 LEVELS = ((0.95, "Very sure"), (0.75, "Fairly sure"), (0.5, "Not very sure"), (0.0, "Unsure"))
 RULE_WORDS = {"balanced": "because rare classes count as much as common ones", "costs": "by the costs of errors"}
 MIN_IMAGES = 20  # held-out images that an error rate must be based on
@@ -63,6 +64,14 @@ class PredictionSet(BaseModel):
     classes: list[str] = Field(description="The most probable first.")
 
 
+class Typicality(BaseModel):
+    """Whether the image is like the training images."""
+
+    score: float = Field(ge=0, description="Distance of its features from those of the training images.")
+    limit: float = Field(ge=0, description="Largest score that is not refused.")
+    refused: bool = Field(description="Whether the score is above the limit: the prediction should not be used.")
+
+
 class Seen(BaseModel):
     """Region of the upright image that the network gets, as fractions of its width and height."""
 
@@ -79,6 +88,7 @@ class Answer(BaseModel):
     rule: str = Field(description="The decision rule: accuracy (the most probable class), balanced or costs.")
     confidence: float = Field(ge=0, le=1, description="Probability of the label; if multilabel, of the least sure one.")
     set: PredictionSet | None = Field(description="Conformal prediction set, if the model has thresholds for them.")
+    ood: Typicality | None = Field(description="Whether the image is like the training images, if this is known.")
     sureness: str = Field(description="The confidence in one or two words.")
     words: list[str] = Field(description="What the confidence means, in sentences.")
     probabilities: list[ClassProbability] = Field(description="All classes, the most probable first.")
@@ -115,6 +125,7 @@ class ModelInfo(BaseModel):
     crop: list[int] = Field(description="Height and width of the crop.")
     soft_labels: list[list[float]] | None = Field(description="Soft label of each class, one row per class.")
     judged: list[str] = Field(description="Evaluation of the model, in sentences.")
+    refuses: bool = Field(description="Whether images unlike the training images are refused.")
     heat_maps: bool
     examples: bool = Field(description="Whether training images are shown.")
     kept: bool = Field(description="Whether uploads are kept.")
@@ -145,6 +156,7 @@ def model_info(model: Model, settings: ServeSettings) -> ModelInfo:
         crop=list(description.crop),
         soft_labels=None if model.soft_labels is None else model.soft_labels.tolist(),
         judged=[] if scores is None else [f"Evaluated on {evaluated_on(scores)}.", *sentences("summary", scores)],
+        refuses=model.refuse_above is not None,
         heat_maps=model.has_maps,
         examples=bool(settings.examples),
         kept=settings.kept_in is not None,
@@ -156,17 +168,22 @@ def model_info(model: Model, settings: ServeSettings) -> ModelInfo:
 
 
 def make_answer(
-    settings: ServeSettings, model: Model, upload: Upload, p: Floats, heat: Maps | None, curve: AbstentionCurve | None
-) -> Answer:
-    """Return the answer for one image from probabilities [K] and heat map [h', w'] of :meth:`Model.run`."""
-    (prediction,) = model.describe(p[None], sets=settings.sets)
+    settings: ServeSettings, model: Model, upload: Upload, output: tuple[Floats, Maps | None, float | None],
+    curve: AbstentionCurve | None,
+) -> Answer:  # fmt: skip
+    """Return the answer for one image from its probabilities [K], heat map [h', w'] and distance from the training
+    images (:meth:`Model.run_scored`)."""
+    p, heat, distance = output
+    ood = None if distance is None else np.array([distance])
+    (prediction,) = model.describe(p[None], None, ood, sets=settings.sets)
     ranked = prediction.top(len(model.classes))
     return Answer(
         label=prediction.label,
         rule=prediction.rule,
         confidence=prediction.confidence,
         set=_prediction_set(settings.sets, prediction.set),
-        sureness=next(text for minimum, text in LEVELS if prediction.confidence >= minimum),
+        ood=_typicality(prediction, model.refuse_above),
+        sureness=UNLIKE if prediction.refused else sureness(prediction.confidence),
         words=explain_confidence(prediction, model.multilabel, model.temperature is not None, curve),
         probabilities=[ClassProbability(name=n, probability=p) for n, p in ranked],
         similar=[SimilarClass(name=n, weight=w) for n, w in prediction.similar],
@@ -185,6 +202,16 @@ def _prediction_set(level: str | None, classes: tuple[str, ...] | None) -> Predi
     )
 
 
+def _typicality(prediction: Prediction, limit: float | None) -> Typicality | None:
+    if prediction.ood is None or prediction.refused is None or limit is None:
+        return None
+    return Typicality(score=prediction.ood, limit=limit, refused=prediction.refused)
+
+
+def sureness(confidence: float) -> str:
+    return next(text for minimum, text in LEVELS if confidence >= minimum)
+
+
 def _heat_map(of: str, heat: Maps) -> HeatMap:
     png = data_uri(Image.fromarray(np.rint(255 * heat).astype(np.uint8)), "PNG", compress_level=3)
     return HeatMap(of=of, where=heat_location(heat), png=png)
@@ -195,6 +222,11 @@ def explain_confidence(
 ) -> list[str]:
     """Return sentences that say what the confidence means."""
     confidence, p = prediction.confidence, prediction.probabilities
+    if prediction.refused:
+        return [
+            "The image differs from the training images more than nearly all held-out images did. The model knows only "
+            "images like those, so its prediction should not be used."
+        ]
     if multilabel:
         k = int(np.abs(p - 0.5).argmin())
         sentences = [

@@ -48,12 +48,13 @@ def serve(
     engine: str = "auto",
     decision: str | None = None,
     cost: str | None = None,
+    refuse: float | None = None,
 ) -> None:
     """Serve a run folder or an exported model until the process is stopped.
 
     A script must call it under ``if __name__ == "__main__"``, because it starts processes with multiprocessing.
     ``examples``: whether training images may be shown; ``data``: their location, if they have moved.
-    ``decision`` and ``cost``: the decision rule, as for ``cclnet.load``.
+    ``decision`` and ``cost``: the decision rule, as for ``cclnet.load``; ``refuse``: as for ``Model.refuse``.
     """
     settings = replace(settings, token=check_token(settings.token, settings.host, settings.allowed_hosts))
     with listen(settings.host, port) as listening:
@@ -66,6 +67,8 @@ def serve(
             settings = replace(settings, sets=str(DEFAULT_LEVEL))
         if settings.sets is not None:
             model.sets(np.full((1, len(model.classes)), 1 / len(model.classes)), settings.sets)  # an error at the start
+        if refuse is not None:
+            model.refuse(refuse)
         settings = replace(settings, name=model.folder.resolve().name, kept_in=kept_in, examples=pictures)
         address, port = listening.getsockname()[:2]
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}"

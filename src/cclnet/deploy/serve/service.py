@@ -27,7 +27,7 @@ from cclnet.runs.model import AbstentionCurve
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Input = tuple[Pixels, bool]  # a prepared image, and whether its heat map is wanted
-Output = tuple[Floats, Maps | None]  # probabilities [K], heat map [h', w']
+Output = tuple[Floats, Maps | None, float | None]  # probabilities [K], heat map [h', w'], distance from training images
 PARALLEL_BATCHES = 2  # one computes while the other is put together or answered
 SECONDS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 log = logging.getLogger(__name__)
@@ -115,6 +115,7 @@ class Metrics:
         sizes = (1, 2, 4, 8, 16, 32, 64)
         self.batch_images = Histogram("cclnet_batch_images", "Images per batch.", registry=registry, buckets=sizes)
         self.predictions = Counter("cclnet_predictions", "Predictions per class.", ["class"], registry=registry)
+        self.refused = Counter("cclnet_refused", "Images refused as unlike the training images.", registry=registry)
         self.upload_bytes = Counter("cclnet_upload_bytes", "Bytes of uploads.", registry=registry)
         self.decoders_ready = Gauge("cclnet_decoders_ready", "Decoding processes that are ready.", registry=registry)
         ProcessCollector(registry=registry)
@@ -177,10 +178,13 @@ class Service:
             upload = await self.decoders.decode(body, request.headers.get("content-type", ""), picture)
             self.metrics.decoding_seconds.observe(time.perf_counter() - start)
         item = (upload.pixels, explain and self.model.has_maps)
-        probabilities, heat = await self.batcher.submit(item, limits.seconds)
-        chosen = decide(probabilities[None], self.model.rule)[0]
+        output = await self.batcher.submit(item, limits.seconds)
+        chosen = decide(output[0][None], self.model.rule)[0]
         self.metrics.predictions.labels(self.model.classes[int(chosen)]).inc()
-        return await asyncio.to_thread(make_answer, self.settings, self.model, upload, probabilities, heat, self.curve)
+        answer = await asyncio.to_thread(make_answer, self.settings, self.model, upload, output, self.curve)
+        if answer.ood is not None and answer.ood.refused:
+            self.metrics.refused.inc()
+        return answer
 
     def run(self, items: Sequence[Input]) -> list[Output]:
         """Run a batch, with and without heat maps separately because heat maps may cost more."""
@@ -193,10 +197,13 @@ class Service:
 
     def _run(self, batch: Pixels, explain: bool) -> list[Output]:
         try:
-            probabilities, heat = self.model.run(batch, explain)
+            probabilities, heat, ood = self.model.run_scored(batch, explain)
         except InputError as error:
             if not explain:
                 raise
             log.warning("no heat map: %s", error)
             return self._run(batch, False)
-        return [(row, None if heat is None else heat[i]) for i, row in enumerate(probabilities)]
+        return [
+            (row, None if heat is None else heat[i], None if ood is None else float(ood[i]))
+            for i, row in enumerate(probabilities)
+        ]

@@ -43,8 +43,10 @@ function showVerdict(answer) {
   const prediction = document.getElementById("prediction");
   prediction.textContent = labels(answer);
   if (!several) prediction.append(" ", element("small", percent(answer.confidence)));
-  prediction.closest(".verdict").classList.toggle("unsure", answer.confidence < 0.5);
-  showSet(answer.set);
+  const refused = Boolean(answer.ood?.refused);
+  prediction.closest(".verdict").classList.toggle("unsure", refused || answer.confidence < 0.5);
+  prediction.closest(".verdict").classList.toggle("refused", refused);
+  showSet(refused ? null : answer.set);
   document.getElementById("explanation").replaceChildren(...answer.words.map((line) => element("p", line)));
 }
 
