@@ -262,8 +262,9 @@ def test_predicting_what_a_run_was_tested_on_gives_what_it_said(tmp_path: Path) 
 def test_unlike_images_are_refused_the_same_in_every_engine(tmp_path: Path) -> None:
     """Statistics of smooth pictures: white noise is farther than all of them, in PyTorch and in the exported file."""
     folder, images = write_run(tmp_path / "run"), tmp_path / "images"
+    write_images(images, 80)
     with pytest.raises(InputError, match=r"features\.safetensors"):
-        command(folder, write_images(images, 120), "--out", tmp_path / "out.csv", "--refuse", "0.1")
+        command(folder, images, "--out", tmp_path / "out.csv", "--refuse", "0.1")
     shipped = read_shipped(folder / "model.safetensors", RunFolder(folder).read_model(), with_features=True)
     model = cclnet.load(folder, device="cpu")
     crops = np.stack([model.prepare(path) for path in sorted(images.iterdir())])
