@@ -1,9 +1,9 @@
 """The run folder, and runs as evaluation opens them.
 
 A run is a folder with ``settings.toml split.csv metrics.jsonl checkpoints/ model.safetensors model.json
-features.safetensors soft_labels.csv predictions.csv calibration.json scores.json report.html SHA256SUMS``. Each file has
-one reader and one writer, both in ``cclnet.runs``, and no stage changes the file of an earlier one. The folder suffices
-to resume the run, to evaluate it again without the model, and to deploy the model.
+features.safetensors soft_labels.csv predictions.csv calibration.json scores.json report.html SHA256SUMS``. Each file
+has one reader and one writer, both in ``cclnet.runs``, and no stage changes the file of an earlier one. The folder
+suffices to resume the run, to evaluate it again without the model, and to deploy the model.
 """
 
 from __future__ import annotations
