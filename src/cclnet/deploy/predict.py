@@ -277,7 +277,8 @@ def write_csv(path: Path, model: Model, found: Predicted) -> None:
     columns["problem"] = [found.problems.get(row, "") for row in range(len(predictions))]
     unknown = np.full(len(model.classes), np.nan)
     probabilities = np.stack([p.probabilities if p else unknown for p in predictions])
-    columns = {name: mark_texts(cells) if name != "confidence" else cells for name, cells in columns.items()}
+    numbers = ("confidence", "score", "ood")
+    columns = {name: cells if name in numbers else mark_texts(cells) for name, cells in columns.items()}
     columns |= {f"p_{name}": probabilities[:, k] for k, name in enumerate(model.classes)}
     write_whole(path, pd.DataFrame(columns).to_csv(index=False, float_format="%.9g", lineterminator="\n"))
 
