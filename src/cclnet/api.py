@@ -117,6 +117,8 @@ def evaluate(
     draws: int = 1000,
     decision: str | None = None,
     cost: str | None = None,
+    by: str | None = None,
+    ordered: bool | None = None,
     summary: bool = False,
 ) -> Scores:
     """Evaluate a run from its predictions alone; write scores.json, report.html and report.md and return the scores.
@@ -130,6 +132,8 @@ def evaluate(
         decision: the decision rule of the model: "accuracy", "balanced" or "costs". Default: as chosen before, else as
             its settings say.
         cost: the costs of errors, such as "MEL:NV=10" (true:predicted), or a .csv or .toml file of them.
+        by: columns whose subgroups are scored, such as "sex,age". Default: those of the settings of the run.
+        ordered: whether the classes have an order. Default: as the run says, else as their names say.
         summary: print the scores.
     """
     from cclnet.evaluation.evaluate import evaluate as evaluate_run
@@ -137,7 +141,7 @@ def evaluate(
 
     run = Path(run)
     folder = Path(out) if out is not None else run if run.is_dir() else run.parent
-    scores = evaluate_run(run, folder, draws, decision=decision, cost=cost)
+    scores = evaluate_run(run, folder, draws, decision=decision, cost=cost, by=by, ordered=ordered)
     report = write_report(run, scores, folder, data)
     if summary:
         from cclnet.report.terminal import print_scores

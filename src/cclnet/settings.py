@@ -200,6 +200,10 @@ class Settings(DataOptions):
     std: tuple[float, ...] = setting((), "Channel standard deviations. Default: as for `mean`.", length=3, low=1e-6)
     split: SplitSettings = setting(SplitSettings(), "How the data is split.")  # noqa: RUF009
     augment: AugmentSettings = setting(AugmentSettings(), "How training images are augmented.")  # noqa: RUF009
+    ordered: bool | None = setting(
+        None, "Whether the classes have an order, as grades do. Default: if their names are numbers in a row.",
+    )  # fmt: skip
+    by: str = setting("", "Columns of the table whose subgroups are scored: sex,age,site.")
     cache_dir: str = setting("", "Folder for decoded images. Default: cclnet in the user's cache folder.")
     # Network and method.
     backbone: str = setting("resnet18", "Any timm model name.", synonyms=("model", "arch", "network", "encoder"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from sklearn import metrics
 
 from cclnet.evaluation.bootstrap import Statistic
 from cclnet.evaluation.classification import (
+    SPECIFICITIES,
     blocks_of,
     confusion,
     decision_statistic,
@@ -19,6 +21,7 @@ from cclnet.evaluation.classification import (
     predicted_classes,
     rank_of_label,
     ranking_statistic,
+    sensitivity_at,
 )
 from cclnet.evaluation.metrics import metrics_for, overall_metrics, point_estimates, task_of
 from cclnet.runs.predictions import Floats, Predictions
@@ -223,3 +226,49 @@ def test_blocks_keep_equal_values_together_and_even_counts() -> None:
     index, count = blocks_of(values, limit=10)
     assert count == 10 and np.bincount(index).tolist() == [100] * 10
     assert (np.diff(index[np.argsort(values)]) >= 0).all()
+
+
+@pytest.mark.parametrize("classes", [3, 5])
+def test_quadratic_weighted_kappa_against_the_oracle(classes: int) -> None:
+    made = replace(single_label(200, classes, seed=classes), ordered=True)
+    expected = metrics.cohen_kappa_score(made.labels, decisions(made), weights="quadratic")
+    overall, _ = score(made)
+    same(overall["quadratic_weighted_kappa"], expected)
+    draw = np.random.default_rng(0).integers(0, 3, len(made)).astype(float)  # weights of the images
+    weighted = metrics.cohen_kappa_score(made.labels, decisions(made), weights="quadratic", sample_weight=draw)
+    statistic = decision_statistic(made)
+    same(float(statistic.scores((statistic.features.T @ draw)[None])["quadratic_weighted_kappa"][0]), weighted)
+    assert "quadratic_weighted_kappa" not in score(replace(made, ordered=False))[0]
+
+
+def test_an_error_of_two_grades_counts_more_than_two_of_one() -> None:
+    near = given([0, 1, 2, 3], np.eye(4)[[1, 0, 3, 2]].tolist())  # four errors of one grade
+    far = given([0, 1, 2, 3], np.eye(4)[[3, 1, 2, 0]].tolist())  # two of three grades
+    near, far = (replace(made, ordered=True) for made in (near, far))
+    assert score(near)[0]["quadratic_weighted_kappa"] == pytest.approx(1 - 4 / 10)  # 1 - Σwo / Σwe, by hand
+    assert score(far)[0]["quadratic_weighted_kappa"] == pytest.approx(1 - 18 / 10)
+
+
+@every
+def test_sensitivity_at_fixed_specificity_against_every_threshold(made: Predictions) -> None:
+    """The largest sensitivity over all thresholds that keep the specificity, by trying each."""
+    _, of_classes = score(made)
+    for name, specificity in SPECIFICITIES.items():
+        thresholds = sensitivity_at(made, specificity)[1]
+        for k in range(made.num_classes):
+            p, own = made.probabilities[:, k], made.targets[:, k] == 1
+            if own.all() or not own.any():
+                assert math.isnan(of_classes[name][k]) and math.isnan(thresholds[k])
+                continue
+            possible = [t for t in (*np.unique(p), np.inf) if (p[~own] < t).mean() >= specificity - 1e-12]
+            same(of_classes[name][k], max((p[own] >= t).mean() for t in possible))
+            assert (p[~own] < thresholds[k]).mean() >= specificity - 1e-12
+            same(float((p[own] >= thresholds[k]).mean()), of_classes[name][k])
+
+
+@every
+def test_sensitivity_from_totals_is_that_of_the_images(made: Predictions) -> None:
+    statistic = ranking_statistic(made)
+    found = statistic.scores(np.asarray(statistic.features.sum(axis=0)).reshape(1, -1))
+    for name, specificity in SPECIFICITIES.items():
+        np.testing.assert_allclose(found[name][0], sensitivity_at(made, specificity)[0], atol=1e-12)

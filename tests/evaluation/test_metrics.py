@@ -15,7 +15,7 @@ from rich.console import Console
 
 from cclnet.errors import InputError
 from cclnet.evaluation.bootstrap import bootstrap, interval, units_of
-from cclnet.evaluation.classification import decision_statistic
+from cclnet.evaluation.classification import SPECIFICITIES, decision_statistic
 from cclnet.evaluation.compare import compare
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.evaluation.metrics import (
@@ -65,8 +65,8 @@ def test_every_metric_is_described(task: str) -> None:
 def test_what_is_compared() -> None:
     single, multi = ([metric.name for metric in compared_metrics(task)] for task in BOTH)
     calibration = ["nll", "brier", "ece", "aurc", "nll_calibrated", "ece_calibrated"]
-    assert single == ["accuracy", "balanced_accuracy", "macro_f1", "kappa", "macro_jaccard", "macro_auroc",
-                      "mean_average_precision", *calibration, "auroc"]  # fmt: skip
+    assert single == ["accuracy", "balanced_accuracy", "macro_f1", "kappa", "quadratic_weighted_kappa", "macro_jaccard",
+                      "macro_auroc", "mean_average_precision", *calibration, "auroc"]  # fmt: skip
     assert multi[0] == "mean_average_precision"  # the primary metric
     assert set(multi) == {"mean_average_precision", "macro_auroc", "macro_f1", "micro_f1", "subset_accuracy",
                           "hamming_loss", *calibration, "auroc"}  # fmt: skip
@@ -174,11 +174,12 @@ def test_a_metric_may_be_undefined(tmp_path: Path) -> None:
 
 def test_headlines_and_classes_follow_the_task() -> None:
     assert [m.name for m in headline_metrics("single-label")] == [
-        "accuracy", "balanced_accuracy", "macro_f1", "kappa", "macro_jaccard", "macro_auroc", "ece",
+        "accuracy", "balanced_accuracy", "macro_f1", "kappa", "quadratic_weighted_kappa", "macro_jaccard",
+        "macro_auroc", "ece",
     ]  # fmt: skip
     assert [m.name for m in headline_metrics("multi-label")] == [
         "mean_average_precision", "macro_f1", "macro_auroc", "micro_f1", "subset_accuracy", "ece",
     ]  # fmt: skip
     assert {m.name for m in metrics_for("multi-label") if m.per_class} == {
-        "precision", "recall", "f1", "jaccard", "auroc", "average_precision",
+        "precision", "recall", "f1", "jaccard", "auroc", "average_precision", *SPECIFICITIES,
     }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,15 +13,15 @@ from cclnet.settings import Settings
 OUT = "Folder to write to. Default: that of RUN, which then also gets calibration.json. With another, RUN is unchanged."
 
 
-@with_settings(Settings, only=("decision", "cost"))
+@with_settings(Settings, only=("decision", "cost", "by", "ordered"))
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder, a predictions.csv, or the .json result of a run.")],
     out: Annotated[Path | None, typer.Option(help=OUT)] = None,
     data: MovedData = None,
     draws: Draws = 1000,
-    **rule: str,
+    **chosen: Any,
 ) -> None:
     """Evaluate RUN from its predictions alone: scores.json, report.html and report.md."""
     from cclnet import api
 
-    api.evaluate(run, out, data=data, draws=draws, summary=True, **rule)
+    api.evaluate(run, out, data=data, draws=draws, summary=True, **chosen)

@@ -24,7 +24,9 @@ from cclnet.evaluation.bootstrap import Statistic
 from cclnet.runs.predictions import Floats, Integers, Predictions
 
 TOP_K = (2, 3, 5)
+SPECIFICITIES = {"sensitivity_at_90_specificity": 0.9, "sensitivity_at_95_specificity": 0.95}
 BLOCKS = 250
+TOLERANCE = 1e-9  # 1 - 0.9 is not 0.1
 
 Bools = npt.NDArray[np.bool_]
 Values = dict[str, float | Floats]
@@ -85,6 +87,9 @@ def _single_label_values(predictions: Predictions) -> dict[str, float]:
         "kappa": math.nan if constant else metrics.cohen_kappa_score(labels, predicted, labels=classes),
         "macro_jaccard": metrics.jaccard_score(labels, predicted, **macro),
     }
+    if predictions.ordered:
+        weighted = metrics.cohen_kappa_score(labels, predicted, labels=classes, weights="quadratic")
+        scores["quadratic_weighted_kappa"] = math.nan if constant else weighted
     rank = rank_of_label(predictions)
     top = {f"top_{k}_accuracy": (rank < k).mean() for k in TOP_K if k < predictions.num_classes}
     return {name: float(value) for name, value in (scores | top).items()}
@@ -115,7 +120,27 @@ def ranking_values(predictions: Predictions) -> Values:
         if 0 < positives < count:
             auroc[k] = metrics.roc_auc_score(targets[:, k], predictions.probabilities[:, k])
     means = {"macro_auroc": _mean(auroc), "mean_average_precision": _mean(precision)}
-    return {**means, "auroc": auroc, "average_precision": precision}
+    at = {name: sensitivity_at(predictions, specificity)[0] for name, specificity in SPECIFICITIES.items()}
+    return {**means, "auroc": auroc, "average_precision": precision, **at}
+
+
+def sensitivity_at(predictions: Predictions, specificity: float) -> tuple[Floats, Floats]:
+    """The largest sensitivity of each class with at least this specificity, and its threshold, [K] each.
+
+    The class is found where its probability is at or above the threshold, one of the probabilities that occur, or
+    infinite where even the largest would leave too few of the others out. NaN for a class without images, or without
+    others.
+    """
+    targets = predictions.targets == 1
+    sensitivity, threshold = np.full((2, predictions.num_classes), np.nan)
+    for k in range(predictions.num_classes):
+        p, own = predictions.probabilities[:, k], targets[:, k]
+        if own.all() or not own.any():
+            continue
+        false_positive, found, levels = metrics.roc_curve(own, p, drop_intermediate=False)
+        last = np.flatnonzero(false_positive <= 1 - specificity + TOLERANCE)[-1]
+        sensitivity[k], threshold[k] = found[last], levels[last]
+    return sensitivity, threshold
 
 
 def _mean(values: Floats) -> float:
@@ -175,6 +200,11 @@ def confusion_scores(counts: Floats) -> dict[str, Floats]:
     accuracy = ratio(hits.sum(axis=1), total)
     by_chance = ratio((actual * predicted).sum(axis=1), total**2)
     scores |= {"accuracy": accuracy, "kappa": ratio(accuracy - by_chance, 1 - by_chance)}
+    places = np.arange(counts.shape[1])
+    distance = (places[:, None] - places).astype(np.float64) ** 2
+    expected = actual[:, :, None] * predicted[:, None, :] / np.maximum(total, 1)[:, None, None]
+    wrong = ratio((counts * distance).sum(axis=(1, 2)), (expected * distance).sum(axis=(1, 2)))
+    scores["quadratic_weighted_kappa"] = 1 - wrong
     return scores | {"balanced_accuracy": scores.pop("macro_recall")}
 
 
@@ -192,6 +222,15 @@ def ranking_scores(negatives: Floats, positives: Floats) -> tuple[Floats, Floats
     return auroc, ratio((positives * precision).sum(axis=1), count)
 
 
+def sensitivity_scores(negatives: Floats, positives: Floats, specificity: float) -> Floats:
+    """The largest sensitivity [D] with at least this specificity, from histograms as in ``ranking_scores``."""
+    false, true = (np.cumsum(own[:, ::-1], axis=1) for own in (negatives, positives))
+    allowed = false <= (1 - specificity + TOLERANCE) * negatives.sum(axis=1, keepdims=True)
+    defined = (positives.sum(axis=1) > 0) & (negatives.sum(axis=1) > 0)
+    found = ratio(np.where(allowed, true, 0.0).max(axis=1), positives.sum(axis=1))
+    return np.where(defined, found, np.nan)
+
+
 def decision_statistic(predictions: Predictions) -> Statistic:
     """The metrics of ``decision_values`` as functions of totals."""
     return _multilabel_statistic(predictions) if predictions.multilabel else _single_label_statistic(predictions)
@@ -206,6 +245,8 @@ def _single_label_statistic(predictions: Predictions) -> Statistic:
 
     def scores(totals: Floats) -> dict[str, Floats]:
         found = confusion_scores(totals[:, : size * size].reshape(-1, size, size))
+        if not predictions.ordered:
+            del found["quadratic_weighted_kappa"]
         shares = totals[:, size * size : -1] / totals[:, -1:]  # the last column counts the images
         return found | {f"top_{k}_accuracy": shares[:, i] for i, k in enumerate(top)}
 
@@ -245,7 +286,11 @@ def ranking_statistic(predictions: Predictions) -> Statistic:
         histograms = [own.reshape(len(totals), -1, 2) for own in np.split(totals, ends[:-1], axis=1)]
         pairs = [ranking_scores(h[:, :, 0], h[:, :, 1]) for h in histograms]
         auroc, precision = (np.column_stack(own) for own in zip(*pairs, strict=True))
-        return {
+        at = {
+            name: np.column_stack([sensitivity_scores(h[:, :, 0], h[:, :, 1], specificity) for h in histograms])
+            for name, specificity in SPECIFICITIES.items()
+        }
+        return at | {
             "auroc": auroc,
             "average_precision": precision,
             "macro_auroc": mean_where(auroc, np.isfinite(auroc)),

@@ -280,6 +280,7 @@ def _sample_runs(
         first, *second = compute(stages, units, draws, seed)
         samples = first | {name + AFTER: own for later in second for name, own in later.items()}
         found.append({name: own for sample in samples.items() for name, own in _values_and_draws(*sample, reported)})
+    names = [name for name in names if not find(name).ordered or all(name in own for own in found)]
     if missing := [run.name for run, own in zip(runs, found, strict=True) if any(name not in own for name in after)]:
         warnings.append(f"No temperature could be fitted for {', '.join(missing)}: no scores after temperature.")
         names = [name for name in names if name not in after]

@@ -6,22 +6,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
+from cclnet.errors import InputError
 from cclnet.evaluation import calibration
 from cclnet.evaluation.bootstrap import Units, intervals_summary, units_of, units_with
 from cclnet.evaluation.calibration import SMALLEST, calibrate, fitting_split, with_temperature
-from cclnet.evaluation.classification import confusion, decisions, predicted_classes
+from cclnet.evaluation.classification import SPECIFICITIES, confusion, decisions, predicted_classes, sensitivity_at
 from cclnet.evaluation.conformal import score_sets
 from cclnet.evaluation.decision import rule_of_run, score_abstention, score_rules
 from cclnet.evaluation.metrics import Sample, calibration_metrics, compute, metrics_for, task_of
 from cclnet.evaluation.similarity import summarise
+from cclnet.evaluation.subgroups import score_subgroups
 from cclnet.files import make_folder
 from cclnet.runs.decision_rule import DecisionRule, balancing_weights, make_rule
 from cclnet.runs.folder import OpenedRun, RunFolder, open_run
 from cclnet.runs.model import Calibration, FittedTemperature
 from cclnet.runs.predictions import Predictions, counted
 from cclnet.runs.provenance import package_versions
-from cclnet.runs.scores import CalibrationScores, CalibrationStage, ClassScores, Mistake, Scores, SplitSummary
+from cclnet.runs.scores import CalibrationScores, CalibrationStage, ClassScores, Mistake, Scores, SplitSummary, finite
 
 PACKAGES = ("numpy", "scikit-learn", "scipy", "pandas")  # that the numbers depend on
 MISTAKES = 24  # listed at most
@@ -31,7 +34,7 @@ FREQUENCY_AGREEMENT = 0.7  # from here on, soft labels mostly reflect class freq
 
 def evaluate(
     run: str | Path, out: str | Path | None = None, draws: int = 1000, seed: int = 0, decision: str | None = None,
-    cost: str | None = None,
+    cost: str | None = None, by: str | None = None, ordered: bool | None = None,
 ) -> Scores:  # fmt: skip
     """Evaluate a run folder, a predictions.csv, or the .json kept of a run by ``cclnet.sweep``.
 
@@ -41,8 +44,12 @@ def evaluate(
         draws, seed: number and seed of the bootstrap draws; the same call gives the same numbers.
         decision, cost: the decision rule and the costs of errors (see :mod:`cclnet.runs.decision_rule`). Default: as
             chosen before, else as the settings of the run say.
+        by: columns whose subgroups are scored, such as "sex,age". Default: those of the settings of the run.
+        ordered: whether the classes have an order. Default: as the run says, else as their names say.
     """
     opened = open_run(run)
+    if ordered is not None:
+        opened = replace(opened, predictions=replace(opened.predictions, ordered=ordered))
     reported = opened.predictions.of_split(opened.split)
     units, task = units_of(reported), task_of(reported)
     fit_on = fitting_split(opened.predictions, opened.split)
@@ -82,6 +89,7 @@ def evaluate(
         mistakes=_mistakes(reported),
         warnings=(),
         versions=package_versions(PACKAGES),
+        subgroups=score_subgroups(reported, *_columns(opened, by), draws, seed),
     )
     found = Calibration(
         FittedTemperature(temperature.value, temperature.fitted_on, temperature.images, temperature.halves)
@@ -133,6 +141,24 @@ def _rule(
     return make_rule(classes, reported.multilabel, DecisionRule(weights=weights), decision, cost)
 
 
+def _columns(opened: OpenedRun, by: str | None) -> tuple[pd.DataFrame, list[str]]:
+    """The columns of the images, and those to score subgroups of. Columns that only the settings name may be missing:
+    the result kept of a run has none."""
+    chosen = str(opened.settings_table.get("by", "")) if by is None else by
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    if not names:
+        return pd.DataFrame(), []
+    metadata = opened.metadata()
+    if by is None:
+        names = [name for name in names if name in metadata]
+    elif metadata.empty:
+        raise InputError(
+            f"{opened.path} has no further columns for subgroups. They are kept when a run is trained on a table that "
+            "has some, in metadata.csv; a predictions.csv may have them beside its own."
+        )
+    return metadata, names
+
+
 def split_summary(predictions: Predictions, split: str) -> SplitSummary:
     """The reported split, and the number of images in all splits."""
     reported = predictions.of_split(split)
@@ -154,9 +180,16 @@ def split_summary(predictions: Predictions, split: str) -> SplitSummary:
 
 def _per_class(reported: Predictions, samples: dict[str, Sample], units: Units) -> tuple[ClassScores, ...]:
     columns = {m: sample.estimates(reported, units) for m, sample in samples.items() if sample.metric.per_class}
+    thresholds = {name: sensitivity_at(reported, level)[1] for name, level in SPECIFICITIES.items() if name in columns}
     support, predicted = reported.class_counts, predicted_classes(reported).sum(axis=0, dtype=np.int64)
     return tuple(
-        ClassScores(name, int(support[k]), int(predicted[k]), {metric: own[k] for metric, own in columns.items()})
+        ClassScores(
+            name,
+            int(support[k]),
+            int(predicted[k]),
+            {metric: own[k] for metric, own in columns.items()},
+            {metric: finite(float(own[k])) for metric, own in thresholds.items()},
+        )
         for k, name in enumerate(reported.classes)
     )
 

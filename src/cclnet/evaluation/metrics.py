@@ -75,6 +75,8 @@ class Metric:
     compared: bool = True  # whether runs are compared by it; of metrics per class only those with compared_per_class
     compared_per_class: bool = False  # whether runs are compared by it class by class
     compared_after: bool = False  # whether they are also compared by it after temperature scaling
+    ordered: bool = False  # defined only where the classes have an order
+    subgroups: tuple[Task, ...] = ()  # tasks in which it is computed for subgroups (sex, site, …)
     headline: tuple[Task, ...] = BOTH  # tasks in which it is shown where space is short (tiles, terminal, sweeps)
     primary: tuple[Task, ...] = ()  # tasks in which it comes first and overall verdicts are about it
 
@@ -169,6 +171,11 @@ def headline_metrics(task: Task) -> list[Metric]:
     """What is shown where space is short: overall metrics, then calibration."""
     own = (*overall_metrics(task), *calibration_metrics(task))
     return [metric for metric in own if task in metric.headline]
+
+
+def subgroup_metrics(task: Task) -> list[Metric]:
+    """What is computed for subgroups of the images."""
+    return [metric for metric in metrics_for(task) if task in metric.subgroups]
 
 
 @dataclass(frozen=True)

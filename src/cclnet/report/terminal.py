@@ -16,7 +16,8 @@ from cclnet.evaluation.metrics import find
 from cclnet.evaluation.similarity import agreement
 from cclnet.report import write_report
 from cclnet.report.html import headline
-from cclnet.runs.scores import DecisionScores, Scores, SoftLabelSummary
+from cclnet.report.text import with_interval
+from cclnet.runs.scores import DecisionScores, Scores, SoftLabelSummary, SubgroupColumn
 
 MAX_CLASSES = 12  # a wider matrix does not fit a terminal
 
@@ -33,6 +34,8 @@ def print_scores(scores: Scores, report: Path, console: Console | None = None) -
     console.print(_scores_table(scores))
     if scores.decisions:
         console.print(_rules_table(scores.decisions))
+    for column in scores.subgroups:
+        console.print(_subgroup_table(column))
     if scores.soft_labels:
         if len(scores.classes) <= MAX_CLASSES:
             console.print(_matrix_table(scores.classes, scores.soft_labels))
@@ -79,6 +82,16 @@ def _rules_table(decisions: DecisionScores) -> Table:
     for own in decisions.rules:
         cells = [own.rule, *("–" if score.value is None else f"{score.value:.4f}" for score in own.scores.values())]
         table.add_row(*cells, style="bold" if own.rule == decisions.chosen else "")
+    return table
+
+
+def _subgroup_table(column: SubgroupColumn) -> Table:
+    names = list(column.subgroups[0].scores)
+    numbers = [Column(name, justify="right") for name in ("images", *(find(name).short for name in names))]
+    table = Table(escape(column.column), *numbers, title=f"by {escape(column.column)}", title_justify="left")
+    for own in column.subgroups:
+        cells = [with_interval(own.scores[name], name) for name in names]
+        table.add_row(escape(own.name), f"{own.images:,}", *map(escape, cells))
     return table
 
 

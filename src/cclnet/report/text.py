@@ -64,3 +64,8 @@ def signed_text(value: float | None, digits: int = 2) -> str:
 def count_text(number: int, what: str, many: str = "") -> str:
     """A count with its noun: "1 image", "2,003 images"."""
     return f"{number:,} {what if number == 1 else many or what + 's'}"
+
+
+def threshold_text(value: float | None) -> str:
+    """A threshold on a probability, with the digits that distinguish small ones: "0.31", "0.00042"."""
+    return NONE if value is None else f"{value:.2g}"

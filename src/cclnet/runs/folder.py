@@ -1,9 +1,9 @@
 """The run folder, and runs as evaluation opens them.
 
 A run is a folder with ``settings.toml split.csv metrics.jsonl checkpoints/ model.safetensors model.json
-features.safetensors soft_labels.csv predictions.csv calibration.json scores.json report.html SHA256SUMS``. Each file
-has one reader and one writer, both in ``cclnet.runs``, and no stage changes the file of an earlier one. The folder
-suffices to resume the run, to evaluate it again without the model, and to deploy the model.
+features.safetensors soft_labels.csv predictions.csv metadata.csv calibration.json scores.json report.html
+SHA256SUMS``. Each file has one reader and one writer, both in ``cclnet.runs``, and no stage changes the file of an
+earlier one. The folder suffices to resume the run, to evaluate it again without the model, and to deploy the model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,21 @@ from cclnet.runs import model as model_files
 from cclnet.runs.kept_result import read_kept_result
 from cclnet.runs.model import Calibration, ModelDescription
 from cclnet.runs.out_of_distribution import FeatureStatistics, read_statistics, write_statistics
-from cclnet.runs.predictions import SPLITS, Floats, Predictions, Strings, read_predictions, write_predictions
+from cclnet.runs.predictions import (
+    SPLITS,
+    Floats,
+    Predictions,
+    Strings,
+    read_further_columns,
+    read_predictions,
+    write_predictions,
+)
 from cclnet.runs.scores import ClassLeak, Leak, Scores, read_scores, write_scores
 from cclnet.runs.spreadsheet import mark_texts, unmark_texts
 from cclnet.schema import from_plain
 from cclnet.settings import Settings, current_names, make_settings, read_settings, to_toml
 
+MAX_VALUES, MAX_VALUE = 100, 100  # different values of a text column in metadata.csv, and characters of each
 PREDICTIONS = ("predictions.csv", "predictions.csv.gz", "predictions.csv.bz2")  # any one of them
 
 
@@ -120,6 +129,7 @@ class RunFolder:
         self.soft_labels = self.path / "soft_labels.csv"
         self.soft_label_history = self.path / "soft_labels.jsonl"
         self.predictions = self.path / "predictions.csv"
+        self.metadata = self.path / "metadata.csv"
         self.calibration = self.path / "calibration.json"
         self.scores = self.path / "scores.json"
         self.tensorboard = self.path / "tensorboard"
@@ -247,12 +257,42 @@ class RunFolder:
     def write_predictions(self, predictions: Predictions) -> None:
         write_predictions(self.predictions, predictions, checksums.write_covered)
 
+    def read_metadata(self) -> pd.DataFrame:
+        """Further columns of the predicted images (sex, age, site), as text, indexed by image; empty without any."""
+        if not self.metadata.is_file():
+            return pd.DataFrame()
+        try:
+            checksums.check_file(self.metadata)
+            frame = pd.read_csv(self.metadata, dtype=str, keep_default_na=False, encoding="utf-8-sig").apply(
+                unmark_texts
+            )
+            return frame.drop_duplicates("image").set_index("image")
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"{self.metadata} cannot be read: {error}. It needs a column 'image'.") from error
+
+    def write_metadata(self, images: Sequence[str], columns: pd.DataFrame) -> None:
+        """Write the columns from which subgroups can be formed: numbers, and text of few different short values.
+        Nothing is written without any; names and notes of single images are left out."""
+        kept = {str(name): columns[name].astype(str) for name in columns if _groups_images(columns[name])}
+        checksums.remove_covered(self.metadata)
+        if kept:
+            cells = {"image": mark_texts(images), **{name: mark_texts(own) for name, own in kept.items()}}
+            checksums.write_covered(self.metadata, pd.DataFrame(cells).to_csv(index=False, lineterminator="\n"))
+
     def read_scores(self) -> Scores | None:
         """The content of scores.json; None where the run has not been evaluated."""
         return read_scores(self.scores) if self.scores.is_file() else None
 
     def write_scores(self, scores: Scores) -> None:
         write_scores(self.scores, scores)
+
+
+def _groups_images(column: pd.Series[Any]) -> bool:
+    """Whether a column divides images into subgroups."""
+    texts = column.fillna("").astype(str).str.strip()
+    known = texts[texts != ""]
+    numbers = bool(pd.to_numeric(known, errors="coerce").notna().all())
+    return len(known) > 0 and (numbers or (known.nunique() <= MAX_VALUES and int(known.str.len().max()) <= MAX_VALUE))
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
@@ -282,7 +322,7 @@ def free_name(folder: Path, settings: Settings) -> Path:
 INCIDENTAL = (
     "seed", "split.seed", "out", "name", "device", "devices", "workers", "data", "image_folder", "cache_dir",
     "follow_links", "cache", "progress", "tensorboard", "resident", "compile", "max_minutes", "validate_every",
-    "decision", "cost",
+    "decision", "cost", "by", "ordered",
 )  # fmt: skip
 
 
@@ -311,6 +351,13 @@ class OpenedRun:
             # settings.toml has these only if they were given (before version 0.2: always); model.json has those used.
             flat |= {name: list(getattr(self.model, name)) for name in ("mean", "std") if name in flat}
         return {name: value for name, value in flat.items() if name not in INCIDENTAL}
+
+    def metadata(self) -> pd.DataFrame:
+        """Further columns of the images, as text, indexed by image: metadata.csv, or columns of the predictions."""
+        if self.folder is not None and self.folder.metadata.is_file():
+            return self.folder.read_metadata()
+        path = self.path if self.folder is None else self.folder.find_predictions()
+        return pd.DataFrame() if path is None or path.suffix == ".json" else read_further_columns(path)
 
     def leak(self) -> Leak | None:
         """How many reported images belong to a group that was trained on, by split.csv or as kept (then without
@@ -355,7 +402,7 @@ def open_run(path: str | Path) -> OpenedRun:
     path = Path(path)
     if path.suffix == ".json":
         kept = read_kept_result(path)
-        predictions = kept.read_predictions()
+        predictions = _in_order(kept.read_predictions(), kept.model)
         matrix = None if kept.soft_labels is None else np.asarray(kept.soft_labels, np.float64)
         split = reported_split(predictions)
         return OpenedRun(path.stem, path, None, predictions, split, kept.model, matrix, kept.settings, kept.leak)
@@ -365,10 +412,16 @@ def open_run(path: str | Path) -> OpenedRun:
         return OpenedRun(name, path, None, predictions, reported_split(predictions))
     folder = RunFolder(path)
     model = folder.read_model() if folder.model.exists() else None
-    predictions = folder.read_predictions(None if model is None else model.multilabel)
+    predictions = _in_order(folder.read_predictions(None if model is None else model.multilabel), model)
     split, soft_labels = reported_split(predictions), folder.read_soft_labels(predictions.classes)
     name, settings = path.resolve().name, folder.read_settings_table()
     return OpenedRun(name, path, folder, predictions, split, model, soft_labels, settings)
+
+
+def _in_order(predictions: Predictions, model: ModelDescription | None) -> Predictions:
+    """The predictions with what model.json says about the order of the classes."""
+    ordered = None if model is None else model.ordered
+    return predictions if ordered is None else replace(predictions, ordered=ordered)
 
 
 def reported_split(predictions: Predictions) -> str:

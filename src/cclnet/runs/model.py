@@ -93,6 +93,7 @@ class ModelDescription:
     method: str = field(default="", metadata=TEXT)  # empty where unknown
     method_settings: Mapping[str, Any] = field(default_factory=dict)
     class_counts: tuple[int, ...] | None = field(default=None, metadata=COUNT)  # training images of each class, [K]
+    ordered: bool | None = None  # whether the classes have an order; None: as their names say
     collapse_softness: float | None = field(default=None, metadata=SHARE)  # of collapsed class features
     # The soft labels that are removed from the probabilities, [K][K]; None where they are left as they are.
     target: tuple[tuple[float, ...], ...] | None = field(default=None, metadata=SHARE)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
+import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,8 +47,11 @@ class Predictions:
     classes: tuple[str, ...]  # [K]
     groups: Strings | None = None  # lesion or patient, [N], empty where unknown; None where none is known
     splits: Strings | None = None  # "train", "calibration", "val" or "test", [N]; None where not given
+    ordered: bool | None = None  # whether ``classes`` are in order, as grades are; None: as their names say
 
     def __post_init__(self) -> None:
+        if self.ordered is None:
+            object.__setattr__(self, "ordered", self.labels.ndim == 1 and names_in_order(self.classes))
         object.__setattr__(self, "probabilities", np.asarray(self.probabilities, dtype=np.float64))
         columns = [(name, getattr(self, name)) for name in ("labels", "probabilities", "groups", "splits")]
         odd = [f"{len(own)} {name}" for name, own in columns if own is not None and len(own) != len(self.images)]
@@ -89,6 +94,29 @@ class Predictions:
         if split == "all":
             return self
         return self.select(np.zeros(len(self), bool) if self.splits is None else self.splits == split)
+
+
+def names_in_order(classes: Sequence[str]) -> bool:
+    """Whether three or more class names are numbers or grades in a row: the same text around consecutive numbers
+    (Arabic, or Roman up to X), or consecutive numbers in front of any text.
+
+    >>> names_in_order(["0", "1", "2"]), names_in_order(["stage I", "stage II", "stage III"])
+    (True, True)
+    >>> names_in_order(["0_none", "1_mild", "2_severe"]), names_in_order(["MEL", "NV", "BCC"])
+    (True, False)
+    """
+    if len(classes) < 3:
+        return False
+    roman = ("i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x")
+    for pattern, same_text in ((r"(\D*)(\d+)(\D*)", True), (r"(.*?)\b([ivx]+)()", True), (r"()(\d+)[\W_].*()", False)):
+        found = [re.fullmatch(pattern, name.strip().lower()) for name in classes]
+        if not all(found) or (same_text and len({(m[1], m[3]) for m in found if m}) > 1):
+            continue
+        texts = [m[2] for m in found if m]
+        if all(text.isdigit() or text in roman for text in texts):
+            numbers = [int(text) if text.isdigit() else roman.index(text) + 1 for text in texts]
+            return numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return False
 
 
 def sum_tolerance(num_classes: int) -> float:
@@ -227,6 +255,13 @@ def read_predictions(
         problems += error.problems
     _refuse(problems, str(path))
     return predictions
+
+
+def read_further_columns(path: Path) -> pd.DataFrame:
+    """The columns of a predictions.csv that predictions do not need, such as sex or age, as text, indexed by image."""
+    _, frame = _read_frame(path)
+    known = [name for name in frame if name in (*IMAGE_COLUMNS[1:], "problem") or str(name).startswith("p_")]
+    return frame.drop(columns=known).astype(str).set_index("image")
 
 
 def _read_frame(path: Path) -> tuple[list[str], pd.DataFrame]:

@@ -67,6 +67,28 @@ class ClassScores:
     support: int  # images of the class
     predicted: int  # images that were predicted as the class
     scores: dict[str, Estimate] = field(metadata=rule(inline=True))
+    # On the probability of the class, of each sensitivity at a fixed specificity; None where undefined.
+    thresholds: dict[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Subgroup:
+    """The images with one value, or within one range of values, of a column."""
+
+    name: str
+    images: int
+    units: int  # groups where known, else images: what the intervals are over
+    class_counts: tuple[int, ...]  # [K]
+    scores: dict[str, Estimate]  # by metric
+
+
+@dataclass(frozen=True)
+class SubgroupColumn:
+    """The scores of the reported images by a column of the data, such as sex."""
+
+    column: str
+    subgroups: tuple[Subgroup, ...]
+    in_words: str
 
 
 @dataclass(frozen=True)
@@ -266,6 +288,7 @@ class Scores:
     decisions: DecisionScores | None = None
     abstention: AbstentionScores | None = None
     sets: PredictionSets | None = None
+    subgroups: tuple[SubgroupColumn, ...] = ()
 
     @property
     def multilabel(self) -> bool:

@@ -17,7 +17,7 @@ from cclnet.runs.folder import RunFolder
 from cclnet.settings import Settings
 
 # Settings that may differ between a kept result and its cell, because they do not change what is trained.
-IGNORED_SETTINGS = ("follow_links", "resident", "compile", "max_minutes", "validate_every")
+IGNORED_SETTINGS = ("follow_links", "by", "ordered", "resident", "compile", "max_minutes", "validate_every")
 T = TypeVar("T")
 
 

@@ -22,6 +22,7 @@ from cclnet.methods import METHODS, Classes, build_method, check_method_fits, me
 from cclnet.report import write_comparison
 from cclnet.report.comparison import comparison_table
 from cclnet.report.text import count_text
+from cclnet.runs.predictions import names_in_order
 from cclnet.settings import Settings, in_json, make_settings, parse_overrides
 from cclnet.sweep.cells import Cell, SweepOptions, SweepSummary
 from cclnet.sweep.local import run_sweep
@@ -132,7 +133,9 @@ def compare_methods(request: Request, console: Console | None = None) -> SweepSu
     console = console or Console()
     began = time.time()
     table = open_data(request.settings.data, request.settings)
-    metrics = [metric.name for metric in compared_metrics("multi-label" if table.multilabel else "single-label")]
+    ordered = request.settings.ordered or (request.settings.ordered is None and names_in_order(table.classes))
+    known = compared_metrics("multi-label" if table.multilabel else "single-label")
+    metrics = [metric.name for metric in known if ordered or not metric.ordered]
     if request.primary is not None and request.primary not in metrics:
         raise unknown("score", request.primary, metrics)
     entries = _choose_entries(request, table, console)

@@ -301,6 +301,9 @@ class Training:
                 self.run.write_soft_labels(self.data.table.classes, soft_labels.double().cpu().numpy())
             if statistics is not None:
                 self.run.write_feature_statistics(statistics)
+            if not self.data.table.extra.empty:
+                columns = self.data.table.extra.iloc[rows]
+                self.run.write_metadata([self.data.table.names[i] for i in rows.tolist()], columns)
             self.run.write_predictions(predictions(self.data, rows, logits, description.target))
         self.fabric.barrier()  # no rank reads the artifacts before they are written
 

@@ -159,6 +159,7 @@ def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric, progress: b
         check_method_fits(settings.method, table.multilabel, balanced)  # before anything is decoded
         known = DecisionRule(weights=(1.0,) * table.num_classes)  # the class frequencies are not known yet
         make_rule(table.classes, table.multilabel, known, settings.decision, settings.cost)
+        check_columns(settings.by, table)
         if run.split.exists():
             splits = read_split(run.split, table)
         else:
@@ -201,6 +202,13 @@ def _decode_rows(
     )
     offsets[rows], heights[rows], widths[rows] = some.offsets, some.heights, some.widths
     return DecodedImages(some.pixels, offsets, heights, widths)
+
+
+def check_columns(by: str, table: ImageTable) -> None:
+    """Refuse columns for subgroups that the data does not have."""
+    for name in filter(None, (word.strip() for word in by.split(","))):
+        if name not in table.extra:
+            raise unknown(f"column of the {table.source}, for subgroups,", name, map(str, table.extra))
 
 
 def train_loader(settings: Settings, data: PreparedData, fabric: Fabric) -> Loader:

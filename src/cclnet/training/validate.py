@@ -130,6 +130,7 @@ def describe(
         method=settings.method,
         method_settings=in_json(settings.method_settings),
         class_counts=tuple(table.class_counts(data.rows("train")).tolist()),
+        ordered=method.needs_order or None if settings.ordered is None else settings.ordered,
         collapse_softness=method.collapse_softness,
         target=None if target is None else tuple(map(tuple, target.double().tolist())),
         trained=replace(
