@@ -204,6 +204,8 @@ def headline_scores(scores: Scores) -> dict[str, Estimate]:
     after = calibration.after.scores if calibration.after else {}
     found = {}
     for metric in headline_metrics(scores.task):
+        if metric.name not in before:  # it needs classes in order, and these have none
+            continue
         found[metric.name] = before[metric.name]
         if metric.calibration:
             found[metric.name + AFTER] = after.get(metric.name, undefined)
