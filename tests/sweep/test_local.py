@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cclnet import InputError
+from cclnet.errors import Interrupted
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.settings import make_settings
 from cclnet.sweep.cells import Cell, SweepContext, SweepLog, SweepSummary
-from cclnet.sweep.local import OutOfTime, evaluate_cell, run_cells, train_cell
+from cclnet.sweep.local import OutOfTime, SweepProgress, evaluate_cell, run_cells, train_cell
 from cclnet.sweep.results import read_results
 from made_runs import made_result, made_run
 
@@ -185,8 +187,7 @@ def test_a_process_without_progress_is_killed_and_its_cell_resumed_once(tmp_path
 
 
 def interrupting(connection: Connection, device: str | None, threads: int, shared: SweepContext) -> None:
-    """Sends SIGTERM to the sweep and dies of the SIGTERM that it passes on."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits the handler of its parent
+    """Sends SIGTERM to the sweep before it has begun to train, and is killed for it."""
     connection.recv()
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(600)
@@ -197,4 +198,35 @@ def test_a_signal_leaves_every_cell_unfinished(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     summary = run_cells([GOOD, WRONG], context(tmp_path), worker=interrupting)
     assert summary.unfinished == [GOOD.name, WRONG.name] and not summary.failed
+    assert summary.exit_code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def obedient(connection: Connection, device: str | None, threads: int, shared: SweepContext) -> None:
+    """Sends SIGTERM to all processes of the sweep while it trains, and stops when it is asked to."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    cell = connection.recv()
+    connection.send(("training", "epoch 1"))
+    for process in (os.getppid(), os.getpid()):
+        os.kill(process, signal.SIGTERM)
+    assert connection.recv() is None
+    (shared.runs.parent / f"{cell.name}.checkpoint").touch()
+    connection.send(("stopped", "checkpointed"))
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_cell_in_training_is_asked_to_stop_and_not_killed(tmp_path: Path) -> None:
+    states = SweepProgress(Console(quiet=True))
+    summary = run_cells([GOOD, WRONG], context(tmp_path), parallel=2, progress=states, worker=obedient)
+    assert summary.unfinished == [GOOD.name, WRONG.name] and summary.exit_code == 128 + signal.SIGTERM
+    stopped = [name for name, state in states.states.items() if state == ("unfinished", "checkpointed")]
+    assert stopped and all((tmp_path / f"{name}.checkpoint").exists() for name in stopped)
+
+
+def test_a_request_to_stop_ends_training_with_a_checkpoint(tmp_path: Path) -> None:
+    shared = cpu_context(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted):
+        train_cell(REAL, shared, lambda words: None, stop=lambda: True)
+    assert list(shared.run_folder(REAL).checkpoints.glob("*.pt"))
     assert signal.getsignal(signal.SIGTERM) is before

@@ -71,5 +71,4 @@ def compare_methods(
         accelerator=accelerator,
         cache_dir=chosen.cache_folder,
     )
-    if sweep.compare_methods(request).failed:
-        raise typer.Exit(1)
+    raise typer.Exit(sweep.compare_methods(request).exit_code)

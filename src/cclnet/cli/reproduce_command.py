@@ -49,7 +49,7 @@ def reproduce(
     if "verify" in what:
         verify_results(what, folder, documents, console)
         return
-    failed = False
+    exit_code = 0
     if tables_only:
         experiments.print_pages(experiments.write_again(what, split, folder), console)
     else:
@@ -72,12 +72,12 @@ def reproduce(
             accelerator=accelerator,
             cache_dir=cache_dir,
         )
-        failed = bool(experiments.reproduce(request, console).failed)
+        exit_code = experiments.reproduce(request, console).exit_code
     if documents:
         check_has_results(folder)
         write_documents(Path(), paper_blocks(folder))
-    if failed:
-        raise typer.Exit(1)
+    if exit_code:
+        raise typer.Exit(exit_code)
 
 
 def verify_results(what: list[str], results: Path, documents: bool, console: Console) -> None:

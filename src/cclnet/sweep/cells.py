@@ -109,6 +109,12 @@ class SweepSummary:
     skipped: list[str] = field(default_factory=list)  # had a result before
     failed: dict[str, str] = field(default_factory=dict)
     began: float = field(default_factory=time.time)
+    signal: int = 0  # number of the signal that stopped the sweep
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command: as a shell reports a signal, 1 if a cell failed, else 0."""
+        return 128 + self.signal if self.signal else int(bool(self.failed))
 
     @property
     def unfinished(self) -> list[str]:
@@ -121,7 +127,8 @@ class SweepSummary:
 
     def text(self) -> str:
         had = f"{len(self.skipped)} had their result already"
-        lines = [f"{len(self.done)} runs done and {had}, in {self.minutes:.1f} minutes."]
+        lines = [f"stopped by signal {self.signal}."] if self.signal else []
+        lines += [f"{len(self.done)} runs done and {had}, in {self.minutes:.1f} minutes."]
         if self.unfinished:
             names = ", ".join(self.unfinished)
             lines.append(f"{len(self.unfinished)} unfinished, continue with the same command: {names}")

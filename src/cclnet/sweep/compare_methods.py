@@ -149,6 +149,9 @@ def compare_methods(request: Request, console: Console | None = None) -> SweepSu
     requested = {"methods": list(cells), "seeds": request.seeds, "parallel": request.parallel}
     seed_by_seed = [cell for of_seed in zip(*cells.values(), strict=True) for cell in of_seed]
     summary = run_sweep(seed_by_seed, request, requested, console, began)
+    if summary.signal:  # no time for a comparison
+        console.print(summary.text(), highlight=False, markup=False)
+        return summary
     context = request.context(began)
     finished = {
         label: [path for cell in own if (path := context.result(cell)).exists()] for label, own in cells.items()

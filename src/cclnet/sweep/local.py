@@ -2,7 +2,8 @@
 
 A training process trains many cells, because imports and compile caches cost seconds. A cell whose process dies or
 makes no progress is resumed once in a new process, then it fails. A cell that fails stops no other. On SIGTERM,
-Ctrl-C or the deadline every cell in training is checkpointed, and the same sweep continues from there.
+Ctrl-C or the deadline every cell in training is checkpointed, and the same sweep continues from there. The processes
+ignore signals, which terminals and schedulers send to all processes at once; the sweep asks each of them to stop.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import time
 import traceback
 from collections import Counter, deque
@@ -114,8 +116,7 @@ def train_cells(connection: Connection, device: str | None, threads: int, contex
     It sends pairs: the state "training", "trained", "stopped" or "failed", and text to show. After an unexpected error
     it ends, so that a GPU in an undefined state affects no other cell.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks to stop
-    show_warnings_as_notes()
+    _begin_process()
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     import torch
@@ -124,7 +125,8 @@ def train_cells(connection: Connection, device: str | None, threads: int, contex
         torch.set_num_threads(threads)
     while (cell := connection.recv()) is not None:
         try:
-            train_cell(cell, context, lambda text: connection.send(("training", text)))
+            # During training nothing is sent to this process except that it is to stop.
+            train_cell(cell, context, lambda text: connection.send(("training", text)), connection.poll)
             connection.send(("trained", ""))
         except OutOfTime:
             connection.send(("stopped", "out of time, checkpointed"))
@@ -144,8 +146,25 @@ def train_cells(connection: Connection, device: str | None, threads: int, contex
             torch.cuda.empty_cache()
 
 
-def train_cell(cell: Cell, context: SweepContext, report: Callable[[str], None]) -> None:
-    """Train a cell, or resume it from its last checkpoint. ``report`` receives the progress as text."""
+def _begin_process() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    show_warnings_as_notes()
+
+
+def _exit_with_parent() -> None:
+    """End this process when the sweep ends: one that is killed cannot stop its processes."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
+
+
+def train_cell(
+    cell: Cell, context: SweepContext, report: Callable[[str], None], stop: Callable[[], bool] = lambda: False
+) -> None:
+    """Train a cell, or resume it from its last checkpoint. ``report`` receives the progress as text; ``stop`` says
+    after each step whether to stop, with a checkpoint."""
     from cclnet.training.loop import train
 
     run, epochs = context.run_folder(cell), cell.settings.epochs
@@ -156,6 +175,8 @@ def train_cell(cell: Cell, context: SweepContext, report: Callable[[str], None])
 
     def on_step(epoch: int, step: int) -> None:
         nonlocal reported
+        if stop():
+            signal.raise_signal(signal.SIGTERM)  # handled by the training loop
         if time.monotonic() - reported > STEP_SECONDS:
             reported = time.monotonic()
             report(f"epoch {epoch}/{epochs}, step {step}")
@@ -199,8 +220,7 @@ def evaluate_cell(cell: Cell, context: SweepContext) -> str:
 
 
 def _start_evaluator() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    show_warnings_as_notes()
+    _begin_process()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for training
 
 
@@ -246,6 +266,7 @@ class _Worker:
     connection: Connection
     cell: Cell | None = None
     last_message: float = 0.0
+    reported: bool = False  # whether the cell has begun to train
 
 
 @dataclass
@@ -267,7 +288,8 @@ class _WorkerPool(AbstractContextManager["_WorkerPool"]):
         self.starts: Counter[str] = Counter()
         self.evaluators = ProcessPoolExecutor(min(self.parallel, 2), self.processes, _start_evaluator)
         self.evaluating: dict[Future[str], Cell] = {}
-        self.stopping = False
+        self.signal = 0  # number of the signal that asked to stop
+        self.asked: float | None = None  # when the processes were asked to stop
 
     def run(self, cells: Sequence[Cell]) -> None:
         for cell in cells:
@@ -277,7 +299,9 @@ class _WorkerPool(AbstractContextManager["_WorkerPool"]):
                 self.waiting.append(cell)
         with self._stop_on_signals():
             while self.waiting or self._busy() or self.evaluating:
-                if self.stopping or time.time() > self.context.deadline:
+                if self.signal:
+                    self._ask_to_stop()
+                if self.signal or time.time() > self.context.deadline:
                     self._give_up_waiting()
                 for slot in range(self.parallel):
                     if self.waiting and slot not in self._busy():
@@ -285,6 +309,19 @@ class _WorkerPool(AbstractContextManager["_WorkerPool"]):
                 self._receive()
                 self._kill_stalled()
                 self._collect_evaluated()
+        self.summary.signal = self.signal
+
+    def _ask_to_stop(self) -> None:
+        """Ask each process to stop with a checkpoint, once. One that has not begun to train has none to write, and one
+        that does not answer in time is killed: its last checkpoint stays."""
+        late = self.asked is not None and time.monotonic() - self.asked > STOP_SECONDS
+        for worker, _ in self._busy().values():
+            if late or not worker.reported:
+                worker.process.kill()
+            elif self.asked is None:
+                with suppress(OSError):  # the process has ended
+                    worker.connection.send(None)
+        self.asked = self.asked or time.monotonic()
 
     def _busy(self) -> dict[int, tuple[_Worker, Cell]]:
         return {slot: (worker, worker.cell) for slot, worker in self.slots.items() if worker.cell is not None}
@@ -301,7 +338,7 @@ class _WorkerPool(AbstractContextManager["_WorkerPool"]):
             theirs.close()  # so that the connection ends with the process
             self.slots[slot] = _Worker(process, ours)
         worker = self.slots[slot]
-        worker.cell, worker.last_message = cell, time.monotonic()
+        worker.cell, worker.last_message, worker.reported = cell, time.monotonic(), False
         self.starts[cell.name] += 1
         self.progress.update(cell.name, "training", "starting")
         try:
@@ -324,6 +361,7 @@ class _WorkerPool(AbstractContextManager["_WorkerPool"]):
                 continue
             worker.last_message = time.monotonic()
             if state == "training":
+                worker.reported = True
                 self.progress.update(cell.name, "training", text)
                 continue
             worker.cell = None
@@ -348,7 +386,7 @@ class _WorkerPool(AbstractContextManager["_WorkerPool"]):
         worker.process.join()
         worker.connection.close()
         reason = reason or f"its process ended with code {worker.process.exitcode}"
-        if self.stopping:
+        if self.signal:
             self.progress.update(cell.name, "unfinished", reason)
         elif self.starts[cell.name] < MAX_STARTS:
             self.progress.update(cell.name, "waiting", reason)
@@ -386,7 +424,7 @@ class _WorkerPool(AbstractContextManager["_WorkerPool"]):
         self.on_end(self.summary)
 
     def _give_up_waiting(self) -> None:
-        """Start no more cells. Processes see the deadline themselves; signals are passed on to them."""
+        """Start no more cells. Processes see the deadline themselves."""
         for cell in self.waiting:
             begun = self.context.run_folder(cell).path.exists()
             self.progress.update(cell.name, "unfinished", "" if begun else "not begun")
@@ -394,10 +432,11 @@ class _WorkerPool(AbstractContextManager["_WorkerPool"]):
 
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:
-        def stop(*_: object) -> None:
-            self.stopping = True
-            for worker, _cell in self._busy().values():
-                worker.process.terminate()  # training notices it between two steps and writes a checkpoint
+        def stop(number: int, _: object) -> None:
+            if self.signal:  # a second signal: no time for checkpoints
+                for worker, _cell in self._busy().values():
+                    worker.process.kill()
+            self.signal = number
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
