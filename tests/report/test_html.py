@@ -52,7 +52,7 @@ def test_names_of_classes_and_images_are_text_and_nothing_else(make_run: MakeRun
     markdown = (run / "report.md").read_text()
     assert "<" not in markdown.replace("< 0.001", "")
     rows = [line for line in markdown.splitlines() if line.startswith(r"| x\|y &amp; &lt;b&gt; |")]
-    assert len(rows) == 4  # per class, confusion, decisions, soft labels
+    assert len(rows) == 5  # per class, fixed specificity, confusion, decisions, soft labels
 
 
 def test_thumbnails_of_the_worst_mistakes(make_run: MakeRun, tmp_path: Path) -> None:

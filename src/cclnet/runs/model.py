@@ -45,7 +45,6 @@ class TrainedInfo:
 
     epochs: int | None = field(default=None, metadata=COUNT)  # trained
     of_epochs: int | None = field(default=None, metadata=COUNT)  # asked for
-    cut: bool | None = None  # whether max_minutes ended training before the last epoch
     best: Mapping[str, float] | None = None  # the best validation accuracy with its epoch
     seconds: float | None = None  # of training, over all resumes
     seed: int | None = None
@@ -57,6 +56,7 @@ class TrainedInfo:
     images: int | None = field(default=None, metadata=COUNT)  # of the training split
     data: str | None = field(default=None, metadata=TEXT)  # the setting
     fingerprint: str | None = field(default=None, metadata=TEXT)  # hash of names, labels, classes and groups
+    cut: bool | None = None  # whether max_minutes ended training before the last epoch
     split: str | None = field(default=None, metadata=TEXT)  # how it was made: "given", "group", "class" or "file"
 
 
@@ -93,13 +93,13 @@ class ModelDescription:
     method: str = field(default="", metadata=TEXT)  # empty where unknown
     method_settings: Mapping[str, Any] = field(default_factory=dict)
     class_counts: tuple[int, ...] | None = field(default=None, metadata=COUNT)  # training images of each class, [K]
-    ordered: bool | None = None  # whether the classes have an order; None: as their names say
     collapse_softness: float | None = field(default=None, metadata=SHARE)  # of collapsed class features
     # The soft labels that are removed from the probabilities, [K][K]; None where they are left as they are.
     target: tuple[tuple[float, ...], ...] | None = field(default=None, metadata=SHARE)
     trained: TrainedInfo = TrainedInfo()
     export: ExportInfo | None = field(default=None, metadata=rule(key="exported"))  # None for a run
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=rule(inline=True))  # unknown keys
+    ordered: bool | None = None  # whether the classes have an order; None: as their names say
 
     def to_json(self) -> dict[str, Any]:
         """The content of model.json (format 2)."""
