@@ -70,16 +70,26 @@ def test_a_subgroup_is_evaluated_as_its_images_alone() -> None:
     assert "female" in by_sex.in_words and "male" in by_sex.in_words and "unknown" not in by_sex.in_words
 
 
+def test_small_subgroups_are_not_called_the_best() -> None:
+    made = single_label(50)
+    right = made.probabilities.argmax(axis=1) == made.labels
+    few = np.flatnonzero(right)[:3]
+    site = np.where(np.arange(50) % 2, "north", "south").astype(object)
+    site[few] = "small"  # always right
+    (by_site,) = score_subgroups(made, pd.DataFrame({"site": site}, index=made.images), ["site"], 20, 0)
+    assert by_site.subgroups[-1].name == "small" and by_site.subgroups[-1].scores["accuracy"].value == 1
+    assert "small" not in by_site.in_words and "north" in by_site.in_words and "south" in by_site.in_words
+
+
 def test_group_sizes() -> None:
     made = single_label(60, groups=20)
     assert made.groups is not None
     found = group_sizes(units_of(made))
     assert found is not None
+    ranges = {1: "1 image", 2: "2 images", 3: "3 to 4 images", 4: "3 to 4 images"}
     for image, group in enumerate(made.groups):
         size = int((made.groups == group).sum())
-        assert found[0][image] == {1: "1", 2: "2", 3: "3 to 4", 4: "3 to 4"}.get(
-            size, "5 to 9" if size < 10 else "10 and more"
-        )
+        assert found[0][image] == ranges.get(size, "5 to 9 images")
     assert group_sizes(units_of(single_label(20))) is None  # no groups
     assert group_sizes(units_of(replace(made, groups=np.repeat([f"g{i}" for i in range(20)], 3)))) is None
 

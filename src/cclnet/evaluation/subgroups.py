@@ -22,6 +22,7 @@ from cclnet.runs.predictions import Predictions, counted
 from cclnet.runs.scores import Subgroup, SubgroupColumn
 
 MAX_SUBGROUPS = 20  # of one column; the rarest values beyond are pooled
+FEW_UNITS = 10  # a subgroup of fewer groups (or images) is not called the best or the worst
 MAX_NUMBERS = 6  # different numbers that are subgroups of their own; more are divided at the quartiles
 GROUP_SIZE = "images per group"  # the column that needs no table
 UNKNOWN, OTHER = "unknown", "other"
@@ -88,7 +89,7 @@ def group_sizes(units: Units) -> tuple[Strings, list[str]] | None:
     sizes = np.bincount(units.index, minlength=units.count)[units.index]
     if units.kind != "groups" or len(np.unique(sizes)) < 2:
         return None
-    names, ends = ["1", "2", "3 to 4", "5 to 9", "10 and more"], [2, 3, 5, 10]
+    names, ends = ["1 image", "2 images", "3 to 4 images", "5 to 9 images", "10 images and more"], [2, 3, 5, 10]
     found = np.array(names)[np.searchsorted(ends, sizes, side="right")]
     return found, [name for name in names if name in found]
 
@@ -107,11 +108,13 @@ def _score(
 
 
 def _in_words(subgroups: Sequence[Subgroup], task: str) -> str:
-    """Which subgroups have the highest and the lowest value of the first metric; unknown ones do not count."""
+    """Which subgroups have the highest and the lowest value of the first metric; unknown and small ones do not
+    count."""
     metric = subgroup_metrics(task)[0].name
-    known = [own for own in subgroups if own.name != UNKNOWN and own.scores[metric].value is not None]
+    large = [own for own in subgroups if own.units >= FEW_UNITS and own.name != UNKNOWN]
+    known = [own for own in large if own.scores[metric].value is not None]
     if len(known) < 2:
-        return "There are no two subgroups to compare."
+        return f"There are no two subgroups of at least {FEW_UNITS} groups or images to compare."
     value = {own.name: float(own.scores[metric].value or 0.0) for own in known}
     best, worst = (choose(known, key=lambda own: value[own.name]) for choose in (max, min))
     if math.isclose(value[best.name], value[worst.name]):

@@ -16,7 +16,7 @@ from cclnet.evaluation.metrics import find
 from cclnet.evaluation.similarity import agreement
 from cclnet.report import write_report
 from cclnet.report.html import headline
-from cclnet.report.text import with_interval
+from cclnet.report.text import value_text
 from cclnet.runs.scores import DecisionScores, Scores, SoftLabelSummary, SubgroupColumn
 
 MAX_CLASSES = 12  # a wider matrix does not fit a terminal
@@ -90,8 +90,8 @@ def _subgroup_table(column: SubgroupColumn) -> Table:
     numbers = [Column(name, justify="right") for name in ("images", *(find(name).short for name in names))]
     table = Table(escape(column.column), *numbers, title=f"by {escape(column.column)}", title_justify="left")
     for own in column.subgroups:
-        cells = [with_interval(own.scores[name], name) for name in names]
-        table.add_row(escape(own.name), f"{own.images:,}", *map(escape, cells))
+        cells = [value_text(own.scores[name].value, name) for name in names]  # the intervals are in the report
+        table.add_row(escape(own.name), f"{own.images:,}", *cells)
     return table
 
 

@@ -67,5 +67,5 @@ def count_text(number: int, what: str, many: str = "") -> str:
 
 
 def threshold_text(value: float | None) -> str:
-    """A threshold on a probability, with the digits that distinguish small ones: "0.31", "0.00042"."""
-    return NONE if value is None else f"{value:.2g}"
+    """A threshold on a probability, with the digits that distinguish small ones: "0.312", "0.000421"."""
+    return NONE if value is None else f"{value:.3g}"

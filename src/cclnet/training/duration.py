@@ -19,7 +19,7 @@ CPU_PRESET = "quick"  # the preset that trains in minutes on a CPU
 LONG_ON_CPU = 2 * 3600.0  # seconds from which that preset is recommended
 WORTH_A_LINE = 60.0  # seconds: shorter runs need no estimate
 MEASURED_STEPS = 3  # of training, from which the second estimate is made
-PROBE_IMAGES = 16
+PROBE_IMAGES = 8
 PROBED_RUN = 20_000  # images over all epochs from which a run on a CPU may be long, so that it is probed
 FORWARD_SHARE = 1 / 3  # of a training step: a backward pass costs twice a forward pass
 
@@ -108,9 +108,9 @@ def probe(settings: Settings, table: ImageTable, splits: SplitNames) -> float:
         if table.multilabel:
             labels = torch.nn.functional.one_hot(labels, table.num_classes).float()
         optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
-        for _ in range(2):  # the first pass allocates memory and plans the convolutions
+        for used in (min(2, count), count):  # the first pass loads libraries and allocates memory
             began = time.perf_counter()
-            network(images, labels).total.backward()
+            network(images[:used], labels[:used]).total.backward()
             optimizer.step()
             optimizer.zero_grad()
             seconds = time.perf_counter() - began
