@@ -27,12 +27,12 @@ from cclnet.data.sources import open_data
 from cclnet.data.split import make_split
 from cclnet.errors import InputError
 from cclnet.evaluation.evaluate import evaluate
-from cclnet.files import make_folder, write_json, write_whole
+from cclnet.files import make_folder, read_json, write_json, write_whole
 from cclnet.presets import preset_file
 from cclnet.pretrained import input_settings
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.kept_result import KeptResult
-from cclnet.runs.predictions import Predictions
+from cclnet.runs.predictions import Predictions, read_predictions
 from cclnet.runs.provenance import origin
 from cclnet.settings import Settings, SplitSettings, make_settings, merge_layers, read_settings
 from cclnet.sweep.cells import IGNORED_SETTINGS, Cell, SweepOptions, SweepSummary, parse_shard
@@ -210,6 +210,11 @@ def pooled(results: Sequence[KeptResult]) -> Predictions:
         if any(not np.array_equal(first.images, other.images) for other in members):
             raise InputError("runs of one fold predict different images.")
         folds.append(replace(first, probabilities=np.mean([member.probabilities for member in members], axis=0)))
+    return joined(folds)
+
+
+def joined(folds: Sequence[Predictions]) -> Predictions:
+    """The predictions of all folds as one set; an image in two folds is an error."""
     groups = None if folds[0].groups is None else np.concatenate([fold.groups for fold in folds])  # type: ignore[misc]
     whole = Predictions(
         np.concatenate([fold.images for fold in folds]), np.concatenate([fold.labels for fold in folds]),
@@ -228,24 +233,57 @@ def _reported(result: KeptResult) -> Predictions:
     return found.of_split("test" if "test" in splits else "val") if splits else found
 
 
-def score(name: str, results: Sequence[KeptResult], scratch: Path) -> dict[str, Any]:
-    """The scores of one row of the table with 95% intervals over groups: of the pooled predictions of its runs."""
-    predictions = pooled(results)
-    folder = RunFolder(scratch / name)
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: predictions of all of its runs together, and where they come from."""
+
+    name: str
+    predictions: Predictions
+    runs: Sequence[str]
+    class_counts: Sequence[int]  # of the training split
+    seconds: float
+    device: str
+    commit: Any
+    versions: Mapping[str, str]
+
+
+def study_rows(results: Sequence[KeptResult]) -> Iterator[Row]:
+    for name, own in rows_of(results).items():
+        first, runs = own[0], sorted(result.name for result in own)
+        seconds = sum(result.seconds for result in own)
+        commit = first.to_json()["commit"]
+        yield Row(name, pooled(own), runs, first.class_counts, seconds, first.device, commit, dict(first.versions))
+
+
+def timm_rows(folder: Path) -> Iterator[Row]:
+    """A row for each model that ``benchmarks/timm_loop.py`` has fine-tuned, one folder per fold."""
+    by_model: dict[str, list[Path]] = {}
+    for file in sorted(folder.glob("*/timm_loop.json")):
+        by_model.setdefault(read_json(file)["model"], []).append(file)
+    for model, files in by_model.items():
+        facts = [read_json(file) for file in files]
+        whole = joined([read_predictions(file.with_name("predictions.csv")) for file in files])
+        seconds, runs = sum(fact["seconds"] for fact in facts), [file.parent.name for file in files]
+        first = facts[0]
+        yield Row(f"isic {model}, plain timm loop", whole, runs, first["class_counts"], seconds, first["device"],
+                  first["commit"], first["versions"])  # fmt: skip
+
+
+def score(row: Row, scratch: Path) -> dict[str, Any]:
+    """The scores of a row with 95% intervals over groups."""
+    folder = RunFolder(scratch / row.name.replace(" ", "-"))
     make_folder(folder.path)
-    folder.write_predictions(predictions)
+    folder.write_predictions(row.predictions)
     scores = evaluate(folder.path)
-    counts = np.array(results[0].class_counts, dtype=np.float64)
-    p, y = predictions.probabilities, predictions.labels
-    decided = {"accuracy": p.argmax(1), "balanced": (p / np.maximum(counts, 1)).argmax(1)}
-    rows = {rule: _recalls(y, chosen) for rule, chosen in decided.items()}
+    p, y = row.predictions.probabilities, row.predictions.labels
+    balanced = (p / np.maximum(np.array(row.class_counts, dtype=np.float64), 1)).argmax(1)
     overall = {metric: {"value": e.value, "low": e.low, "high": e.high} for metric, e in scores.overall.items()}
     return {
-        "name": name, "images": len(y), "runs": sorted(result.name for result in results), "overall": overall,
-        "balanced_rule": {"accuracy": float((decided["balanced"] == y).mean()), "balanced_accuracy": rows["balanced"]},
+        "name": row.name, "images": len(y), "runs": list(row.runs), "overall": overall,
+        "balanced_rule": {"accuracy": float((balanced == y).mean()), "balanced_accuracy": _recalls(y, balanced)},
         "expected_grade_kappa": quadratic_kappa(y, np.rint(p @ np.arange(p.shape[1]))),
-        "minutes": round(sum(result.seconds for result in results) / 60, 2),
-        "device": results[0].device, "commit": results[0].to_json()["commit"], "versions": dict(results[0].versions),
+        "minutes": round(row.seconds / 60, 2), "device": row.device, "commit": row.commit,
+        "versions": dict(row.versions),
     }  # fmt: skip
 
 
@@ -278,9 +316,9 @@ def _folds(results: Sequence[KeptResult]) -> int:
     return len({result.keys["fold"] for result in results})
 
 
-def write_tables(results: Path, scratch: Path) -> Path:
+def write_tables(results: Path, timm_loops: Path, scratch: Path) -> Path:
     """Write scores.json and scores.md of all results, and return the page."""
-    rows = [score(name, own, scratch) for name, own in rows_of(read_results(results)).items()]
+    rows = [score(row, scratch) for row in (*study_rows(read_results(results)), *timm_rows(timm_loops))]
     if not rows:
         raise InputError(f"{results} has no results yet.")
     write_json(results / "scores.json", {"rows": rows, **origin(rows[0]["device"])})
@@ -315,6 +353,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, help="folder of NAME.safetensors")
     parser.add_argument("--out", type=Path, default=Path("runs/finetune"))
     parser.add_argument("--results", type=Path, help="default: OUT/results")
+    parser.add_argument("--timm", type=Path, default=Path("runs/timm"), help="folders of benchmarks/timm_loop.py")
     parser.add_argument("--only", default="", help="cells whose name has one of these words, separated by commas")
     parser.add_argument("--parallel", type=int, default=1, help="cells trained at once")
     parser.add_argument("--shard", default="1/1")
@@ -335,7 +374,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         if not options.tables_only:
             failed = bool(run(options, console).failed)
-        console.print(f"tables: {write_tables(options.results, options.out / 'pooled')}", highlight=False)
+        console.print(f"tables: {write_tables(options.results, options.timm, options.out / 'pooled')}", highlight=False)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

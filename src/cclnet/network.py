@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -114,6 +114,15 @@ def layer_groups(model: Any, weight_decay: float, layer_decay: float, decay_norm
         weight_decay_exclude_1d=not decay_norms,
         layer_decay=layer_decay,
     )
+
+
+def clip_gradients(groups: Iterable[Mapping[str, Any]], norm: float) -> None:
+    """Clip the gradients of all parameter groups of one name by one ``norm``; a group without a name by its own."""
+    together: dict[Any, list[nn.Parameter]] = {}
+    for index, group in enumerate(groups):
+        together.setdefault(group.get("name", index), []).extend(group["params"])
+    for parameters in together.values():
+        nn.utils.clip_grad_norm_(parameters, norm)
 
 
 class ModuleClassifier(nn.Module):
@@ -238,7 +247,7 @@ class CCLNet(nn.Module):
             decay_norms: False exempts norms and biases from weight decay.
 
         The network is one group, unless layers differ in their learning rate or weight decay. Clip all groups of a
-        name by one norm; one norm over both names would couple them.
+        name by one norm (:func:`clip_gradients`); one norm over both names would couple them.
         """
         groups: list[dict[str, Any]] = [{"name": "network", "params": list(self.classifier.parameters()), "lr": lr}]
         if layer_decay != 1.0 or not decay_norms:

@@ -80,7 +80,7 @@ def _reach(address: str, seconds: float) -> str:
             with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=seconds):
                 reasons[:] = [""]
         except (OSError, ValueError, http.client.HTTPException) as error:
-            reasons[:] = [str(error) or type(error).__name__]
+            reasons[:] = [str(getattr(error, "reason", error)) or type(error).__name__]
 
     # In a thread, because the timeout does not cover the resolution of the host name.
     thread = threading.Thread(target=ask, name="reach the hub", daemon=True)

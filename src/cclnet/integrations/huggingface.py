@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from cclnet.errors import InputError
 from cclnet.integrations import validation_loss
-from cclnet.network import CCLNet
+from cclnet.network import CCLNet, clip_gradients
 
 
 class TrainerModel(nn.Module):
@@ -56,8 +56,7 @@ def method_callback(network: CCLNet, clip_norm: float | None = None) -> Any:
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if clip_norm:
-                for group in kwargs["optimizer"].param_groups:
-                    nn.utils.clip_grad_norm_(group["params"], clip_norm)
+                clip_gradients(kwargs["optimizer"].param_groups, clip_norm)
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             network.method.end_epoch()

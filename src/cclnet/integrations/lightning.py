@@ -7,10 +7,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cclnet.integrations import accuracy, validation_loss
-from cclnet.network import CCLNet
+from cclnet.network import CCLNet, clip_gradients
 
 Groups = list[dict[str, Any]]
 
@@ -71,10 +71,9 @@ class LightningClassifier(pl.LightningModule):  # type: ignore[misc]  # lightnin
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip each parameter group by its own norm: with one norm over all parameters, the gradient of the head would
+        """Clip network and method by their own norms: with one norm over all parameters, the gradient of the head would
         shrink the step of the network."""
         if gradient_clip_val and gradient_clip_algorithm != "value":
-            for group in optimizer.param_groups:
-                nn.utils.clip_grad_norm_(group["params"], gradient_clip_val)
+            clip_gradients(optimizer.param_groups, gradient_clip_val)
         else:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)

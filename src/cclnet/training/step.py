@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cclnet.data.augment import augment
 from cclnet.data.loader import Batch
+from cclnet.network import clip_gradients
 from cclnet.settings import Settings
 from cclnet.training.cuda_graph import capture_graph, compiled
 
@@ -49,9 +50,6 @@ class TrainStep:
         self.network, self.optimizer, self.backward = network, optimizer, backward
         self.clip, self.accumulate = settings.clip, settings.accumulate
         self.capture, self.during_warmup = capture, during_warmup
-        self._clipped: dict[str, list[nn.Parameter]] = {}
-        for group in optimizer.param_groups:
-            self._clipped.setdefault(group.get("name", ""), []).extend(group["params"])
         self.terms: list[str] = []  # names of the losses, known after the first step
         self._graph: torch.cuda.CUDAGraph | None = None
         self._graph_batch: Batch | None = None  # input and output of the graph: tensors at fixed addresses
@@ -84,8 +82,7 @@ class TrainStep:
         chunks = self._chunks(images, batch)
         losses = torch.stack([self._forward_backward(*chunk, len(images)) for chunk in chunks]).sum(dim=0)
         if self.clip > 0:
-            for parameters in self._clipped.values():
-                nn.utils.clip_grad_norm_(parameters, self.clip)
+            clip_gradients(self.optimizer.param_groups, self.clip)
         return losses
 
     def _chunks(self, images: Tensor, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
