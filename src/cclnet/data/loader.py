@@ -244,9 +244,9 @@ def _warn_of_padding(frame: tuple[int, int], heights: npt.NDArray[np.integer], w
     usual = float(np.median(heights.astype(np.int64) * widths))
     if frame[0] * frame[1] > PADDING_LIMIT * usual:
         warnings.warn(
-            f"rotation and resized_crop pad all images to {frame[0]} x {frame[1]} pixels, "
+            f"rotation, zoom, shear and resized_crop pad all images to {frame[0]} x {frame[1]} pixels, "
             f"{frame[0] * frame[1] / usual:.0f} times the median size, because some are very tall or wide. Remove "
-            "those (`cclnet data audit` names them), or switch rotation and resized_crop off.",
+            "those (`cclnet data audit` names them), or switch them off.",
             stacklevel=3,
         )
 

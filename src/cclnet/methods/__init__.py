@@ -140,7 +140,8 @@ def check_method_settings(name: str, settings: Mapping[str, Any] | None = None) 
 
 def build_method(name: str, classes: Classes, settings: Mapping[str, Any] | None = None) -> Method:
     """Build a method by name; ``settings`` override its defaults."""
-    return METHODS[name](classes, **check_method_settings(name, settings))
+    chosen = check_method_settings(name, settings)  # first: it also refuses an unknown name
+    return METHODS[name](classes, **chosen)
 
 
 def _check_type(method: str, key: str, value: Any, default: Any) -> None:
