@@ -205,24 +205,32 @@ def run_cell(cell: Cell, data: Features, out: Path, tuning: bool) -> None:
 BASELINES = ("hard", "lsr:epsilon=0.23")
 OURS = ("ccl-forward", "ccl-forward:logit_adjustment=1")
 RIVALS = (
-    "hard:logit_adjustment=1", "hard, 10 epochs", "forward uniform", "forward true (oracle)", "anchors", "dual-T",
-    "VolMinNet", "SCE", "ELR", "co-teaching",
+    "hard, 10 epochs", "forward true (oracle)", "SCE", "ELR", "dual-T", "hard:logit_adjustment=1", "forward uniform",
+    "anchors", "VolMinNet", "co-teaching",
 )  # fmt: skip
-CANDIDATES = ("soft targets 0.8", "forward class means", "forward dictionary", "soft then hard", "instance targets")
+CANDIDATES = ("soft targets 0.8", "soft then hard", "instance targets", "forward class means", "forward dictionary")
+STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (  # the most important cells first
+    ("noise40", BASELINES + OURS),
+    ("clean", BASELINES + OURS),
+    ("few20", (*BASELINES, *OURS, "soft targets 0.8")),
+    ("noise40", (*RIVALS[:5], CANDIDATES[0])),
+    ("clean", CANDIDATES[:3]),
+    ("noise20", BASELINES + OURS),
+    ("noise40", RIVALS + CANDIDATES),
+    ("few80", (*BASELINES, *OURS, "soft targets 0.8")),
+    ("noise20", RIVALS + CANDIDATES),
+    ("clean", RIVALS + CANDIDATES),
+)
 
 
 def planned(seeds: range | tuple[int, ...]) -> list[Cell]:
-    """All cells of the plan, the most important first."""
-    every = BASELINES + OURS + RIVALS + CANDIDATES
+    """All cells of the plan, the most important first. `ordinal` is told the order, so it is for APTOS alone."""
     cells = []
-    for regime in ("noise40", "clean", "noise20"):
-        for methods in (BASELINES + OURS, every):
-            for data in CLASSES:
-                told = ("ordinal",) if data == "aptos" else ()
-                cells += [Cell(data, regime, method, seed) for method in methods + told for seed in seeds]
-    few = (*BASELINES, *OURS, "soft targets 0.8", "hard:logit_adjustment=1")
-    for regime in ("few20", "few80"):
-        cells += [Cell(data, regime, method, seed) for data in CLASSES for method in few for seed in seeds]
+    for regime, methods in STAGES:
+        for method in methods:
+            cells += [Cell(data, regime, method, seed) for data in CLASSES for seed in seeds]
+        if methods == BASELINES + OURS:
+            cells += [Cell("aptos", regime, "ordinal", seed) for seed in seeds]
     return list(dict.fromkeys(cells))
 
 

@@ -70,11 +70,13 @@ class Task:
     train: Tensor  # [N, COMPONENTS]
     given: Tensor  # labels as given, [N]
     true: Tensor  # labels before noise, [N]
+    train_groups: Integers
     test: Tensor
     test_labels: Integers
     test_groups: Integers
     test_images: npt.NDArray[np.str_]
     noise: Tensor  # the matrix the labels were drawn from, [K, K]: known to the oracle alone
+    project: Callable[[Floats], Tensor]  # features to the components that the heads see
 
     @property
     def num_classes(self) -> int:
@@ -141,11 +143,13 @@ def make_task(data: Features, rate: float, per_class: int | None, seed: int, tun
         project(data.features[train]),
         torch.tensor(np.array(given, np.int64)),
         torch.tensor(data.labels[train]),
+        data.groups[train],
         project(data.features[test]),
         data.labels[test],
         data.groups[test],
         data.images[test],
         torch.tensor(matrix),
+        project,
     )
 
 

@@ -146,6 +146,7 @@ def _register_commands() -> None:
     from cclnet.cli.benchmark_command import benchmark
     from cclnet.cli.compare_command import compare, compare_methods
     from cclnet.cli.data_command import data_app
+    from cclnet.cli.doubts_command import doubts
     from cclnet.cli.evaluate_command import evaluate
     from cclnet.cli.export_command import export
     from cclnet.cli.methods_command import methods
@@ -156,8 +157,8 @@ def _register_commands() -> None:
     from cclnet.cli.train_command import train
     from cclnet.cli.verify_command import verify
 
-    for command in (train, benchmark, evaluate, compare, compare_methods, serve, predict, export, verify, reproduce,
-                    methods):  # fmt: skip
+    evaluation = (evaluate, compare, compare_methods, doubts)
+    for command in (train, benchmark, *evaluation, serve, predict, export, verify, reproduce, methods):
         app.command()(command)
     app.add_typer(data_app, name="data")
     app.add_typer(presets_app, name="presets")
