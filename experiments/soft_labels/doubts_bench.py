@@ -79,7 +79,7 @@ def drawn_noise(data: Features, rate: float, seed: int, tuning: bool) -> list[di
 
 
 def identical_images(data: Features, seed: int) -> list[dict[str, Any]]:
-    """Rankings of all images; groups are single images here, or no other copy of an image could vote."""
+    """Rankings of all images. Copies of an image are in one fold, so none of them votes on another."""
     sets = [np.unique(data.labels[data.groups == g]) for g in range(int(data.groups.max()) + 1)]
     differing = np.array([len(own) > 1 for own in sets])
     found = differing[data.groups]

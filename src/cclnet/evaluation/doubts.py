@@ -111,9 +111,9 @@ def label_model(probabilities: Floats, labels: Integers, softness: float = SOFTN
 
     >>> p = np.array([[0.9, 0.1, 0.0], [0.8, 0.1, 0.1], [0.1, 0.9, 0.0], [0.0, 0.0, 1.0]])
     >>> label_model(p, np.array([0, 1, 1, 2])).round(2)
-    array([[0.7 , 0.3 , 0.  ],
-           [0.3 , 0.7 , 0.  ],
-           [0.15, 0.15, 0.7 ]])
+    array([[0.7, 0.3, 0. ],
+           [0.3, 0.7, 0. ],
+           [0. , 0.3, 0.7]])
     """
     size = probabilities.shape[1]
     one_hot = np.eye(size)[labels]

@@ -1,0 +1,225 @@
+"""Statistics and tables of the study, from the predictions of its cells."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse, stats
+
+from cclnet.evaluation.bootstrap import Statistic, Units, units_of
+from cclnet.evaluation.classification import decisions
+from cclnet.evaluation.compare import difference_test
+from cclnet.evaluation.metrics import Family, Metric, compute, find
+from cclnet.evaluation.statistics import holm
+from cclnet.files import write_json_bz2, write_whole
+from cclnet.runs.predictions import Floats, Predictions
+from noisy_tasks import CLASSES
+
+DRAWS = 500
+BALANCED = "balanced_accuracy_prior_divided_out"
+PRIMARY = {"clean": "macro_auroc", "noise20": BALANCED, "noise40": BALANCED, "few20": BALANCED, "few80": BALANCED}
+TITLES = {
+    "clean": "clean labels", "noise20": "20% of the training labels wrong",
+    "noise40": "40% of the training labels wrong", "few20": "20 images per class", "few80": "80 images per class",
+}  # fmt: skip
+DATA_TITLES = {"isic2018": "ISIC 2018", "aptos": "APTOS 2019"}
+COLUMNS = {
+    "isic2018": {
+        "accuracy": "Accuracy", "balanced_accuracy": "Balanced accuracy", BALANCED: "… prior divided out",
+        "macro_auroc": "Macro AUC", "auroc:MEL": "Melanoma AUC", "aurc": "AURC",
+    },
+    "aptos": {
+        "accuracy": "Accuracy", "balanced_accuracy": "Balanced accuracy", BALANCED: "… prior divided out",
+        "macro_auroc": "Macro AUC", "quadratic_kappa": "Quadratic kappa", "aurc": "AURC",
+    },
+}  # fmt: skip
+Samples = dict[str, tuple[float, Floats]]  # by metric: value, and draws [D]
+
+
+def quadratic_kappa(counts: Floats) -> Floats:
+    """Cohen's kappa with quadratic weights, from confusion matrices [..., K, K].
+
+    >>> float(quadratic_kappa(np.array([[5.0, 0.0], [0.0, 5.0]])))
+    1.0
+    """
+    size = counts.shape[-1]
+    weight = (np.arange(size)[:, None] - np.arange(size)[None]) ** 2.0
+    total = counts.sum(axis=(-2, -1))
+    expected = counts.sum(axis=-1)[..., :, None] * counts.sum(axis=-2)[..., None, :] / total[..., None, None]
+    return 1.0 - (weight * counts).sum(axis=(-2, -1)) / (weight * expected).sum(axis=(-2, -1))
+
+
+def _kappa_values(own: Predictions) -> dict[str, float]:
+    size = own.num_classes
+    counts = np.bincount(own.labels * size + decisions(own), minlength=size**2).reshape(size, size)
+    return {"quadratic_kappa": float(quadratic_kappa(counts.astype(np.float64)))}
+
+
+def _kappa_statistic(own: Predictions) -> Statistic:
+    size, rows = own.num_classes, np.arange(len(own))
+    pairs = own.labels * size + decisions(own)
+    features = sparse.csr_array((np.ones(len(own)), (rows, pairs)), shape=(len(own), size**2))
+    return Statistic(features, lambda totals: {"quadratic_kappa": quadratic_kappa(totals.reshape(-1, size, size))})
+
+
+KAPPA = Metric("quadratic_kappa", "Quadratic kappa", "Kappa for grades.", Family(_kappa_values, _kappa_statistic))
+
+
+def samples_of(cell: Mapping[str, Any], units: Units) -> Samples:
+    """Every metric of a cell with its draws over groups, the same draws for all cells."""
+    p, data = cell["probabilities"].astype(np.float64), cell["data"]
+    own = Predictions(cell["images"], cell["labels"], p / p.sum(axis=1, keepdims=True), CLASSES[data], cell["groups"])
+    prior = np.ones(p.shape[1]) if "logit_adjustment" in cell["method"] else np.maximum(cell["train_mean"], 1e-6)
+    divided = p / prior
+    balanced = Predictions(
+        own.images, own.labels, divided / divided.sum(axis=1, keepdims=True), own.classes, own.groups
+    )
+    metrics = [find(name) for name in ("accuracy", "balanced_accuracy", "macro_auroc", "auroc", "aurc")] + [KAPPA]
+    plain, corrected = compute([(own, metrics), (balanced, [find("balanced_accuracy")])], units, DRAWS, 0)
+    found: Samples = {}
+    for name, sample in plain.items():
+        if name == "auroc":
+            found |= {f"auroc:{c}": (float(sample.value[k]), sample.draws[:, k]) for k, c in enumerate(own.classes)}
+        else:
+            found[name] = (float(sample.value), sample.draws)
+    found[BALANCED] = (float(corrected["balanced_accuracy"].value), corrected["balanced_accuracy"].draws)
+    return found
+
+
+def read_cell(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as file:
+        content = {name: file[name] for name in file.files}
+    about = json.loads(str(content.pop("about")))
+    content["groups"] = content["groups"].astype(np.str_)
+    return content | about
+
+
+def order_correlation(matrix: npt.NDArray[np.float64]) -> float:
+    """Rank correlation of the off-diagonal with closeness of the grades, −|i − j|."""
+    size = len(matrix)
+    off = ~np.eye(size, dtype=bool)
+    distance = np.abs(np.arange(size)[:, None] - np.arange(size)[None])
+    return float(stats.spearmanr(matrix[off], -distance[off]).statistic)
+
+
+def study(out: Path) -> list[dict[str, Any]]:
+    """For each data set and regime: values of every seed, and tests against hard labels, ours against the rest."""
+    by_task: dict[tuple[str, str], dict[str, dict[int, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    for path in sorted(out.glob("*.npz")):
+        if ".tmp" not in path.name:
+            cell = read_cell(path)
+            by_task[cell["data"], cell["regime"]][cell["method"]][cell["seed"]] = cell
+    return [task_result(data, regime, methods) for (data, regime), methods in sorted(by_task.items())]
+
+
+def task_result(data: str, regime: str, methods: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
+    first = next(iter(next(iter(methods.values())).values()))
+    units = units_of(Predictions(
+        first["images"], first["labels"], first["probabilities"] / first["probabilities"].sum(axis=1, keepdims=True),
+        CLASSES[data], first["groups"],
+    ))  # fmt: skip
+    sampled = {m: {s: samples_of(cell, units) for s, cell in sorted(own.items())} for m, own in methods.items()}
+    result: dict[str, Any] = {"data": data, "regime": regime, "primary": PRIMARY[regime], "methods": {}, "tests": {}}
+    for method, own in sampled.items():
+        cells = methods[method]
+        result["methods"][method] = {
+            "seeds": sorted(own),
+            "values": {metric: [own[s][metric][0] for s in sorted(own)] for metric in next(iter(own.values()))},
+            "cpu_seconds": [round(cells[s]["seconds"], 2) for s in sorted(own)],
+            "commits": sorted({str(cell["commit"]) for cell in cells.values()}),
+            "matrices": [np.round(cells[s]["matrix"], 4).tolist() for s in sorted(own)],
+        }
+        if data == "aptos" and method.startswith("ccl-forward"):
+            found = [order_correlation(cells[s]["matrix"]) for s in sorted(own)]
+            result["methods"][method]["order_correlation"] = found
+    for reference in ("hard", "ccl-forward", "ccl-forward:logit_adjustment=1", "soft targets 0.8", "ordinal"):
+        if reference in sampled:
+            result["tests"][reference] = tests_against(reference, sampled, units)
+    result["versions"] = first["versions"]
+    result["device"] = first["device"]
+    return result
+
+
+def tests_against(
+    reference: str, sampled: Mapping[str, Mapping[int, Samples]], units: Units
+) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Tests of every other method minus the reference, paired by the seeds both have; Holm over the methods."""
+    metrics = list(next(iter(sampled[reference].values())))
+    found: dict[str, dict[str, dict[str, float | None]]] = defaultdict(dict)
+    for metric in metrics:
+        names, raw = [], []
+        for method, own in sampled.items():
+            seeds = sorted(set(own) & set(sampled[reference]))
+            if method == reference or len(seeds) < 2:
+                continue
+            a, b = (_stacked(runs, seeds, metric) for runs in (own, sampled[reference]))
+            test = difference_test(a, b, True, units, 0)
+            found[method][metric] = {"difference": test.difference, "low": test.low, "high": test.high, "p": test.p}
+            found[method][metric]["seeds"] = len(seeds)
+            names.append(method)
+            raw.append(np.nan if test.p is None else test.p)
+        for method, p in zip(names, holm(raw), strict=True):
+            found[method][metric]["p_holm"] = None if np.isnan(p) else p
+    return dict(found)
+
+
+def _stacked(runs: Mapping[int, Samples], seeds: list[int], metric: str) -> tuple[Floats, Floats]:
+    return np.array([runs[s][metric][0] for s in seeds]), np.stack([runs[s][metric][1] for s in seeds])
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """One table: means over seeds ± standard deviation, and the primary metric against hard labels."""
+    data, regime, primary = result["data"], result["regime"], result["primary"]
+    columns, tests = COLUMNS[data], result["tests"].get("hard", {})
+    primary_title = "Balanced accuracy, prior divided out," if primary == BALANCED else columns[primary]
+    title = f"**{DATA_TITLES[data]}: {TITLES[regime]}.** Mean ± standard deviation over seeds, best first."
+    header = ["Method", "Seeds", *columns.values(), f"{primary_title} against hard"]
+    lines = [title, "", "| " + " | ".join(header) + " |", "|---|" + "--:|" * (len(header) - 1)]
+    methods = result["methods"]
+    for method in sorted(methods, key=lambda m: -np.mean(methods[m]["values"][primary])):
+        own = methods[method]
+        cells = [_mean(own["values"][metric]) for metric in columns]
+        test = tests.get(method, {}).get(primary)
+        versus = "–" if test is None else _difference(test)
+        lines.append("| " + " | ".join([f"`{method}`", str(len(own["seeds"])), *cells, versus]) + " |")
+    for method, own in methods.items():
+        if "order_correlation" in own:
+            lines += ["", f"Rank correlation of the matrix of `{method}` with the order of the grades: "
+                      f"{_mean(own['order_correlation'])}."]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _mean(values: list[float]) -> str:
+    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{spread}"
+
+
+def _difference(test: Mapping[str, float | None]) -> str:
+    """A difference in points with its interval, and p after Holm's correction.
+
+    >>> _difference({"difference": 0.031, "low": 0.02, "high": 0.042, "p_holm": 0.0041})
+    '+3.1 [+2.0, +4.2], p 0.0041'
+    """
+    difference, low, high, p = (test[name] for name in ("difference", "low", "high", "p_holm"))
+    assert difference is not None and low is not None and high is not None
+    shown = "–" if p is None else "< 0.0001" if p < 1e-4 else f"{p:.2g}"
+    return f"{100 * difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}], p {shown}"
+
+
+def write_tables(out: Path, results: Path) -> None:
+    """Write DATA.json.bz2 (values, tests, matrices, provenance) and the tables REGIME.md of all cells."""
+    found = study(out)
+    results.mkdir(parents=True, exist_ok=True)
+    for data in CLASSES:
+        if own := [result for result in found if result["data"] == data]:
+            write_json_bz2(results / f"{data}.json.bz2", {"device": "cpu", "results": own})
+    for regime in TITLES:
+        if own := [markdown(result) for result in found if result["regime"] == regime]:
+            write_whole(results / f"{regime}.md", "\n".join(own))
+    print("\n".join(markdown(result) for result in found))

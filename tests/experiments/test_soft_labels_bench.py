@@ -1,0 +1,91 @@
+"""The bench of soft labels: its noise, its rivals against closed forms, and a cell from features to table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import cohen_kappa_score
+
+import bench
+from bench_tables import order_correlation, quadratic_kappa, study
+from cclnet.methods import Classes
+from noisy_tasks import CLASSES, Features, make_task, noise_matrix
+from rivals import EarlyLearning, InstanceTargets, Targets, VolMinNet, dual_matrix, uniform_matrix
+
+
+@pytest.fixture
+def data() -> Features:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 5, 300)
+    features = (rng.normal(size=(300, 160)) + 10 * np.eye(160)[labels]).astype(np.float32)
+    names = np.array([f"i{n}" for n in range(300)])
+    return Features("aptos", names, features, labels.astype(np.int64), np.arange(300) // 2)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_noise_keeps_the_stated_share_of_labels(name: str) -> None:
+    matrix = noise_matrix(name, 0.4)
+    np.testing.assert_allclose(matrix.sum(axis=1), 1.0)
+    np.testing.assert_allclose(matrix.diagonal(), 0.6)
+
+
+def test_splits_keep_groups_together_and_tuning_sees_no_reported_image(data: Features) -> None:
+    reported, tuned = (make_task(data, 0.2, None, 101, tuning) for tuning in (False, True))
+    assert not set(reported.test_groups) & set(reported.train_groups)
+    assert not set(tuned.test_groups) & set(tuned.train_groups)
+    assert not set(tuned.test_images) & set(reported.test_images)
+    assert not set(tuned.train_groups) & set(reported.test_groups)
+    few = make_task(data, 0.0, 7, 0, tuning=False)
+    assert few.counts == [7] * 5 and torch.equal(few.given, few.true)
+
+
+def test_quadratic_kappa_is_that_of_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 5, (2, 200))
+    counts = np.bincount(a * 5 + b, minlength=25).reshape(5, 5).astype(float)
+    assert quadratic_kappa(counts) == pytest.approx(cohen_kappa_score(a, b, weights="quadratic"))
+
+
+def test_a_matrix_that_falls_with_the_distance_of_grades_has_the_order() -> None:
+    distance = np.abs(np.arange(5)[:, None] - np.arange(5)[None])
+    assert order_correlation(np.exp(-distance)) == pytest.approx(1.0)
+    assert order_correlation(np.exp(distance)) == pytest.approx(-1.0)
+
+
+def test_rivals_against_closed_forms() -> None:
+    classes = Classes(3, 4, (5, 5, 5))
+    logits, labels = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
+    features, hard = torch.randn(6, 4), torch.nn.functional.cross_entropy(logits, labels)
+    annealed = Targets(classes, uniform_matrix(3, 0.8), (0, 2))
+    soft = annealed(features, logits, labels).total
+    annealed.end_epoch()
+    annealed.end_epoch()
+    torch.testing.assert_close(annealed(features, logits, labels).total, hard)
+    plain = InstanceTargets(classes, uniform_matrix(3, 0.8), tau=0.0)
+    torch.testing.assert_close(plain(features, logits, labels).total, soft)
+    rows = VolMinNet(classes).matrix()
+    torch.testing.assert_close(rows.sum(dim=1), torch.ones(3))
+    early = EarlyLearning(classes, 6, strength=0.0)
+    early.rows = torch.arange(6)
+    torch.testing.assert_close(early(features, logits, labels).total, hard)
+    sure = torch.eye(3).repeat(2, 1)  # anchors are then exact, and what is left is how predictions are labelled
+    counted = dual_matrix(sure, torch.tensor([0, 1, 2, 1, 1, 2]))
+    torch.testing.assert_close(counted[0], torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64))
+
+
+def test_a_cell_becomes_a_row_of_the_table(data: Features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "EPOCHS", 6)
+    monkeypatch.setattr(bench.fit, "__defaults__", (6,))
+    for method in ("hard", "ccl-forward:warmup=2", "co-teaching"):
+        for seed in (0, 1):
+            bench.run_cell(bench.Cell("aptos", "noise40", method, seed), data, tmp_path, tuning=False)
+    [result] = study(tmp_path)
+    assert result["methods"]["ccl-forward:warmup=2"]["seeds"] == [0, 1]
+    test = result["tests"]["hard"]["ccl-forward:warmup=2"]["macro_auroc"]
+    values = {name: own["values"]["macro_auroc"] for name, own in result["methods"].items()}
+    expected = np.mean(values["ccl-forward:warmup=2"]) - np.mean(values["hard"])
+    assert test["difference"] == pytest.approx(expected)
+    assert min(values["hard"]) > 0.6 and np.shape(result["methods"]["ccl-forward:warmup=2"]["matrices"]) == (2, 5, 5)
