@@ -90,19 +90,27 @@ class Task:
 def read_features(name: str, features: Path, tables: Path) -> Features:
     """Features from an .npz (names, features) and labels from the CSV files of the data set."""
     with np.load(features, allow_pickle=False) as file:
-        images, values = file["names"], file["features"].astype(np.float32)
+        rows = {str(image): row for row, image in enumerate(file["names"])}
+        values = file["features"].astype(np.float32)
+    images, labels, groups = read_labels(name, tables)
+    values = values[[rows[image] for image in images]]
+    if name == "aptos":  # patients are unknown; identical images have identical features
+        groups = np.unique(values, axis=0, return_inverse=True)[1].ravel().astype(np.int64)
+    return Features(name, images, values, labels, groups)
+
+
+def read_labels(name: str, tables: Path) -> tuple[npt.NDArray[np.str_], Integers, Integers]:
+    """Names of the images in order, labels, and lesions (APTOS: one group per image)."""
     if name == "isic2018":
-        truth = {row["image"]: row for row in _rows(tables, "ISIC2018_Task3_Training_GroundTruth.csv")}
-        lesion = {
-            row["image"]: row["lesion_id"] for row in _rows(tables, "ISIC2018_Task3_Training_LesionGroupings.csv")
-        }
-        labels = [next(k for k, c in enumerate(CLASSES[name]) if float(truth[i][c])) for i in images]
-        groups = np.unique([lesion[i] for i in images], return_inverse=True)[1]
-    else:
-        grade = {row["id_code"]: int(row["diagnosis"]) for row in _rows(tables, "train.csv")}
-        labels = [grade[i] for i in images]
-        groups = np.unique(values, axis=0, return_inverse=True)[1].ravel()  # identical images have identical features
-    return Features(name, images, values, np.array(labels, np.int64), groups.astype(np.int64))
+        lesions = _rows(tables, "ISIC2018_Task3_Training_LesionGroupings.csv")
+        lesion = {row["image"]: row["lesion_id"] for row in lesions}
+        truth = sorted(_rows(tables, "ISIC2018_Task3_Training_GroundTruth.csv"), key=lambda row: row["image"])
+        labels = [next(k for k, c in enumerate(CLASSES[name]) if float(row[c])) for row in truth]
+        groups = np.unique([lesion[row["image"]] for row in truth], return_inverse=True)[1]
+        return np.array([row["image"] for row in truth]), np.array(labels, np.int64), groups.astype(np.int64)
+    graded = sorted(_rows(tables, "train.csv"), key=lambda row: row["id_code"])
+    labels = [int(row["diagnosis"]) for row in graded]
+    return np.array([row["id_code"] for row in graded]), np.array(labels, np.int64), np.arange(len(graded))
 
 
 def _rows(folder: Path, name: str) -> list[dict[str, str]]:
@@ -127,10 +135,10 @@ def noise_matrix(name: str, rate: float) -> npt.NDArray[np.float64]:
 def make_task(data: Features, rate: float, per_class: int | None, seed: int, tuning: bool) -> Task:
     """The task of a seed. Tuning never sees an image of the reported test split: it divides the training groups
     again."""
-    held_out = _chosen_groups(data.groups, TEST_SEED)[data.groups]
+    held_out = chosen_groups(data.groups)[data.groups]
     train, test = np.flatnonzero(~held_out), np.flatnonzero(held_out)
     if tuning:
-        inner = _chosen_groups(data.groups, seed)[data.groups[train]]
+        inner = chosen_groups(data.groups, seed)[data.groups[train]]
         train, test = train[~inner], train[inner]
     rng = np.random.default_rng((seed, round(100 * rate), per_class or 0))
     if per_class is not None:
@@ -153,7 +161,8 @@ def make_task(data: Features, rate: float, per_class: int | None, seed: int, tun
     )
 
 
-def _chosen_groups(groups: Integers, seed: int) -> npt.NDArray[np.bool_]:
+def chosen_groups(groups: Integers, seed: int = TEST_SEED) -> npt.NDArray[np.bool_]:
+    """Which groups are held out, by number."""
     count = int(groups.max()) + 1
     return np.random.default_rng(seed).permutation(count) < round(TEST_SHARE * count)
 
