@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse, stats
+from scipy import stats
 
-from cclnet.evaluation.bootstrap import Statistic, Units, units_of
-from cclnet.evaluation.classification import decisions
+from cclnet.evaluation.bootstrap import Units, units_of
 from cclnet.evaluation.compare import difference_test
-from cclnet.evaluation.metrics import Family, Metric, compute, find
+from cclnet.evaluation.metrics import compute, find
 from cclnet.evaluation.statistics import holm
 from cclnet.files import write_json_bz2, write_whole
 from cclnet.runs.predictions import Floats, Predictions
 from noisy_tasks import CLASSES
 
 DRAWS = 500
+METRICS = ("accuracy", "balanced_accuracy", "macro_auroc", "auroc", "aurc", "quadratic_weighted_kappa")
 BALANCED = "balanced_accuracy_prior_divided_out"
 PRIMARY = {"clean": "macro_auroc", "noise20": BALANCED, "noise40": BALANCED, "few20": BALANCED, "few80": BALANCED}
 TITLES = {
@@ -36,39 +36,10 @@ COLUMNS = {
     },
     "aptos": {
         "accuracy": "Accuracy", "balanced_accuracy": "Balanced accuracy", BALANCED: "… prior divided out",
-        "macro_auroc": "Macro AUC", "quadratic_kappa": "Quadratic kappa", "aurc": "AURC",
+        "macro_auroc": "Macro AUC", "quadratic_weighted_kappa": "Quadratic kappa", "aurc": "AURC",
     },
 }  # fmt: skip
 Samples = dict[str, tuple[float, Floats]]  # by metric: value, and draws [D]
-
-
-def quadratic_kappa(counts: Floats) -> Floats:
-    """Cohen's kappa with quadratic weights, from confusion matrices [..., K, K].
-
-    >>> float(quadratic_kappa(np.array([[5.0, 0.0], [0.0, 5.0]])))
-    1.0
-    """
-    size = counts.shape[-1]
-    weight = (np.arange(size)[:, None] - np.arange(size)[None]) ** 2.0
-    total = counts.sum(axis=(-2, -1))
-    expected = counts.sum(axis=-1)[..., :, None] * counts.sum(axis=-2)[..., None, :] / total[..., None, None]
-    return 1.0 - (weight * counts).sum(axis=(-2, -1)) / (weight * expected).sum(axis=(-2, -1))
-
-
-def _kappa_values(own: Predictions) -> dict[str, float]:
-    size = own.num_classes
-    counts = np.bincount(own.labels * size + decisions(own), minlength=size**2).reshape(size, size)
-    return {"quadratic_kappa": float(quadratic_kappa(counts.astype(np.float64)))}
-
-
-def _kappa_statistic(own: Predictions) -> Statistic:
-    size, rows = own.num_classes, np.arange(len(own))
-    pairs = own.labels * size + decisions(own)
-    features = sparse.csr_array((np.ones(len(own)), (rows, pairs)), shape=(len(own), size**2))
-    return Statistic(features, lambda totals: {"quadratic_kappa": quadratic_kappa(totals.reshape(-1, size, size))})
-
-
-KAPPA = Metric("quadratic_kappa", "Quadratic kappa", "Kappa for grades.", Family(_kappa_values, _kappa_statistic))
 
 
 def samples_of(cell: Mapping[str, Any], units: Units) -> Samples:
@@ -80,7 +51,7 @@ def samples_of(cell: Mapping[str, Any], units: Units) -> Samples:
     balanced = Predictions(
         own.images, own.labels, divided / divided.sum(axis=1, keepdims=True), own.classes, own.groups
     )
-    metrics = [find(name) for name in ("accuracy", "balanced_accuracy", "macro_auroc", "auroc", "aurc")] + [KAPPA]
+    metrics = [find(name) for name in METRICS]
     plain, corrected = compute([(own, metrics), (balanced, [find("balanced_accuracy")])], units, DRAWS, 0)
     found: Samples = {}
     for name, sample in plain.items():

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import cohen_kappa_score
 
 import bench
-from bench_tables import order_correlation, quadratic_kappa, study
+from bench_tables import order_correlation, study
 from cclnet.methods import Classes
 from noisy_tasks import CLASSES, Features, make_task, noise_matrix
 from rivals import EarlyLearning, InstanceTargets, Targets, VolMinNet, dual_matrix, uniform_matrix
@@ -40,13 +39,6 @@ def test_splits_keep_groups_together_and_tuning_sees_no_reported_image(data: Fea
     assert not set(tuned.train_groups) & set(reported.test_groups)
     few = make_task(data, 0.0, 7, 0, tuning=False)
     assert few.counts == [7] * 5 and torch.equal(few.given, few.true)
-
-
-def test_quadratic_kappa_is_that_of_scikit_learn() -> None:
-    rng = np.random.default_rng(0)
-    a, b = rng.integers(0, 5, (2, 200))
-    counts = np.bincount(a * 5 + b, minlength=25).reshape(5, 5).astype(float)
-    assert quadratic_kappa(counts) == pytest.approx(cohen_kappa_score(a, b, weights="quadratic"))
 
 
 def test_a_matrix_that_falls_with_the_distance_of_grades_has_the_order() -> None:
