@@ -22,6 +22,7 @@ from cclnet.deploy.serve.guard import Limits, ServeSettings
 from cclnet.deploy.serve.server import Connections, listen, make_server
 from cclnet.errors import InputError
 from cclnet.runs.model import Calibration, FittedTemperature, ModelDescription, TrainedInfo
+from cclnet.runs.out_of_distribution import FeatureStatistics, fit_statistics
 
 COLOURS = ("red", "green", "blue")
 SOFT_LABELS = np.array([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.15, 0.25, 0.6]])
@@ -62,9 +63,20 @@ class ColourEngine:
 
 def colour_model(folder: Path, **changes: Any) -> Model:
     maps = changes.pop("maps", True)
+    further = {name: changes.pop(name) for name in ("rule", "statistics") if name in changes}
+    calibration = changes.pop("calibration", CALIBRATION)
     description = replace(DESCRIPTION, **changes)
     engine = ColourEngine(description.multilabel, maps)
-    return Model(description, engine, folder, CALIBRATION, None if changes.get("soft") is False else SOFT_LABELS)
+    soft_labels = None if changes.get("soft") is False else SOFT_LABELS
+    return Model(description, engine, folder, calibration, soft_labels, **further)
+
+
+def unlike_statistics() -> FeatureStatistics:
+    """Statistics of a model that was trained on dark red images."""
+    rng = np.random.default_rng(0)
+    found = fit_statistics(rng.normal([60, 5, 5], 3, (200, 3)), None)
+    assert found is not None
+    return replace(found, held_out=np.sort(found.score(rng.normal([60, 5, 5], 3, (200, 3)))))
 
 
 def image_bytes(colour: Any = (200, 20, 10), size: tuple[int, int] = (40, 30), kind: str = "PNG", **how: Any) -> bytes:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from served import colour_model
+from served import colour_model, unlike_statistics
 
-from cclnet.deploy.predictor import Model, Prediction
+from cclnet.deploy.predictor import Prediction
 from cclnet.deploy.serve.answers import UNLIKE, explain_confidence, heat_location, make_answer, per_hundred, percent
 from cclnet.deploy.serve.decoding import Upload
 from cclnet.deploy.serve.guard import ServeSettings
 from cclnet.evaluation.decision import measure_curve
 from cclnet.runs.decision_rule import DecisionRule
 from cclnet.runs.model import Calibration, ConformalThresholds
-from cclnet.runs.out_of_distribution import fit_statistics
 
 
 def predicted(*p: float, multilabel: bool = False) -> Prediction:
@@ -106,12 +104,7 @@ def test_probabilities_in_words() -> None:
 
 def test_an_unlike_image_is_refused() -> None:
     """The features of the served model are colours; it was trained on dark red ones."""
-    rng = np.random.default_rng(0)
-    found = fit_statistics(rng.normal([60, 5, 5], 3, (200, 3)), None)
-    assert found is not None
-    found = replace(found, held_out=np.sort(found.score(rng.normal([60, 5, 5], 3, (200, 3)))))
-    plain = colour_model(Path())
-    model = Model(plain.description, plain._engine, Path(), plain.calibration, None, None, found)
+    model = colour_model(Path(), statistics=unlike_statistics())
     upload = Upload(np.zeros((16, 16, 3), np.uint8), (0.0, 0.0, 1.0, 1.0), "hash", "")
     for colour, refused in (((60, 5, 5), False), ((10, 10, 200), True)):
         p, heat, ood = model.run_scored(np.full((1, 16, 16, 3), colour, np.uint8))
@@ -124,8 +117,7 @@ def test_an_unlike_image_is_refused() -> None:
 def test_the_prediction_set_and_the_rule_are_told() -> None:
     thresholds = ConformalThresholds("val", 50, "aps", (0.8, 0.9), {"aps": (0.4, 0.75)})
     rule = DecisionRule("costs", costs=((0.0, 1.0, 1.0), (20.0, 0.0, 20.0), (1.0, 1.0, 0.0)))
-    plain = colour_model(Path())
-    model = Model(plain.description, plain._engine, Path(), Calibration(sets=thresholds), None, rule)
+    model = colour_model(Path(), calibration=Calibration(sets=thresholds), rule=rule)
     upload = Upload(np.zeros((16, 16, 3), np.uint8), (0.0, 0.0, 1.0, 1.0), "hash", "")
     output = (np.array([0.6, 0.25, 0.15]), None, None)
     answer = make_answer(ServeSettings("m", sets="0.9"), model, upload, output, None)

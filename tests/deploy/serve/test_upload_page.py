@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from PIL import Image
-from served import image_bytes, serving
+from served import image_bytes, serving, unlike_statistics
+
+from cclnet.runs.decision_rule import DecisionRule
+from cclnet.runs.model import Calibration, ConformalThresholds
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, FileChooser, Page
@@ -219,3 +222,22 @@ def test_sign_in(browser: Browser, tmp_path: Path) -> None:
         give(page, image_bytes())
         page.wait_for_selector("#result:not([hidden])")
         assert page.inner_text("#prediction").startswith("red")
+
+
+def test_rule_set_and_refusal_are_shown(browser: Browser, tmp_path: Path) -> None:
+    """A model of dark red images with costs: its set is shown, and a bright image is refused."""
+    thresholds = ConformalThresholds("val", 50, "aps", (0.8, 0.9), {"aps": (0.4, 0.9)})
+    rule = DecisionRule("costs", costs=((0.0, 1.0, 1.0), (50.0, 0.0, 50.0), (1.0, 1.0, 0.0)))
+    model = {"calibration": Calibration(sets=thresholds), "rule": rule, "statistics": unlike_statistics()}
+    with serving(tmp_path, model, sets="0.9") as address, opened(browser, address) as (page, messages):
+        give(page, image_bytes((60, 5, 5)))
+        page.wait_for_selector("#result:not([hidden])")
+        predicted = page.inner_text("#prediction")
+        assert predicted.startswith("green") and "by the rule costs" in predicted
+        assert page.inner_text("#set").split() == ["Possible", "classes", "at", "90%:", "red", "green"]
+        assert page.inner_text("tr.first th") == "green"
+        give(page, image_bytes((250, 240, 255)), name="paper.png")
+        page.wait_for_selector(".verdict.unsure")
+        assert page.inner_text("#prediction") == "No prediction" and page.locator("#set").is_hidden()
+        assert page.inner_text("#status") == "paper.png: No prediction, refused: unlike the training images."
+        assert messages == []

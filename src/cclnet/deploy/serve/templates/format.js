@@ -7,5 +7,6 @@ export function percent(share) {
 }
 
 export function labels(answer) {
+  if (answer.ood?.refused) return "No prediction";
   return answer.label ? answer.label.split("|").join(", ") : "none of the findings";
 }

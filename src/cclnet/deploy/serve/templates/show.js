@@ -42,10 +42,10 @@ function showVerdict(answer) {
   document.getElementById("sureness").textContent = answer.sureness;
   const prediction = document.getElementById("prediction");
   prediction.textContent = labels(answer);
-  if (!several) prediction.append(" ", element("small", percent(answer.confidence)));
   const refused = Boolean(answer.ood?.refused);
+  const rule = answer.rule === "accuracy" ? "" : `, by the rule ${answer.rule}`;
+  if (!several && !refused) prediction.append(" ", element("small", percent(answer.confidence) + rule));
   prediction.closest(".verdict").classList.toggle("unsure", refused || answer.confidence < 0.5);
-  prediction.closest(".verdict").classList.toggle("refused", refused);
   showSet(refused ? null : answer.set);
   document.getElementById("explanation").replaceChildren(...answer.words.map((line) => element("p", line)));
 }
@@ -65,7 +65,7 @@ function showSet(found) {
 function showBars(answer) {
   const shares = answer.probabilities.map((one) => [one.name, one.probability]);
   const chosen = answer.label.split("|");
-  const parts = [barTable("Probability of each class", shares.slice(0, MOST_BARS), chosen)];
+  const parts = [barTable(answer.ood?.refused ? "Probabilities, not to be used" : "Probability of each class", shares.slice(0, MOST_BARS), chosen)];
   if (shares.length > MOST_BARS) {
     const rest = document.createElement("details");
     rest.append(element("summary", `The other ${shares.length - MOST_BARS} classes`));
