@@ -44,8 +44,8 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from cclnet.data.audit import BITS, near_pairs
 from cclnet.data.cache import PixelStore, StoreIndex, decode
+from cclnet.data.duplicates import BITS, near_pairs
 from cclnet.data.image_io import image_size, resized_shape
 from cclnet.data.parallel import available_cores
 from cclnet.data.sources import open_data

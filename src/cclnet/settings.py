@@ -64,6 +64,10 @@ class DataOptions:
     )
     min_class_size: int = setting(0, "Leave out classes with fewer images.", low=0)
     keep_masks: bool = setting(False, "Keep segmentation masks found among the images of class folders.")
+    skip_unreadable: bool = setting(False, "Leave out images that cannot be read; the run lists them.")
+    deduplicate: bool = setting(
+        False, "Leave out copies of an image in another split (the one in train) or with other labels (all of them)."
+    )
 
     def __post_init__(self) -> None:
         check(self, "setting ")

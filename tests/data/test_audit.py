@@ -17,19 +17,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cclnet.cli import app, main
-from cclnet.data.audit import (
-    ADVICE,
-    BITS,
-    BLANK,
-    NEAR,
-    audit,
-    audit_tables,
-    describe,
-    near_pairs,
-    perceptual_hash,
-    same_pixels,
-)
+from cclnet.data.audit import ADVICE, audit, audit_tables, describe
 from cclnet.data.cache import DecodedImages
+from cclnet.data.duplicates import BITS, BLANK, NEAR, near_pairs, perceptual_hash, same_pixels
 from cclnet.data.sources import open_data
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError

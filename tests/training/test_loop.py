@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import cclnet
@@ -370,3 +371,34 @@ def test_a_new_classifier_on_pretrained_weights_begins_undecided(tmp_path: Path)
         weights=str(weights),
     )  # fmt: skip
     assert metrics(started)[0]["cross_entropy"] == pytest.approx(math.log(7), rel=0.01)  # from scratch it is larger
+
+
+def test_images_left_out_stay_out_when_resumed(tmp_path: Path) -> None:
+    """Unreadable images and copies across splits are listed in data.json, and a resumed run leaves out the same."""
+    data, random = tmp_path / "data", np.random.default_rng(0)
+    for split, count in (("train", 12), ("val", 4)):
+        for label in ("a", "b"):
+            folder = data / split / label
+            folder.mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    (data / "train/a/broken.png").write_bytes(b"no image")
+    copied = (data / "train/b/3.png").read_bytes()
+    (data / "val/b/copy.png").write_bytes(copied)
+    options = {"data": str(data), "split": {"calibration": 0}, "batch_size": 8, "epochs": 2}
+    with pytest.raises(InputError, match="--skip-unreadable"):
+        run(tmp_path, **options)
+    copies = RunFolder(run(tmp_path, "kept", skip_unreadable=True, **options)).read_data_summary()
+    assert copies.duplicates is not None and copies.duplicates.exact == {"val": 1}
+    scores = cclnet.evaluate(tmp_path / "kept", draws=10)
+    assert scores.copies is not None and scores.copies.exact == 1
+    first_paragraph = (tmp_path / "kept/report.md").read_text().split("Evaluated on")[1].split("\n")[0]
+    assert "1 of 9 val images (11.1%) are copies of training images" in first_paragraph
+    whole = run(tmp_path, "left_out", skip_unreadable=True, deduplicate=True, **options)
+    summary = RunFolder(whole).read_data_summary()
+    assert set(summary.left_out) == {"train/a/broken.png", "train/b/3.png"}
+    assert not set(summary.left_out) & set(RunFolder(whole).read_split().images.tolist())
+    for stale in ("model.safetensors", "model.json", "predictions.csv"):
+        (whole / stale).unlink()
+    train(None, whole, accelerator="cpu", progress=False, cache_dir=tmp_path / "cache")
+    assert not set(summary.left_out) & set(read_predictions(whole / "predictions.csv").images.tolist())

@@ -1,13 +1,10 @@
 """Inspect a data set: what it contains (``data show``) and what is wrong with it (``data audit``).
 
-Duplicates are found by a perceptual hash: the signs of the 16 x 16 lowest frequencies of the image, which survive
-another compression, size, brightness or contrast. It has 256 bits, not the usual 64, because medical images of one
-kind share their coarse layout: with 64 bits ten thousand skin lesions give thousands of unrelated pairs.
+Duplicates are found as described in :mod:`cclnet.data.duplicates`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -17,14 +14,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from PIL import Image
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
-from scipy.fft import dctn
 
 from cclnet.data.cache import DecodedImages, decode_readable
+from cclnet.data.duplicates import BITS, BLANK, hash_images, near_pairs, same_pixels
 from cclnet.data.identifiers import suspected_ids
 from cclnet.data.image_io import UnreadableImage, brightest_16_bit, image_size
 from cclnet.data.parallel import available_cores, counting_images, limited, process_chunks
@@ -36,18 +32,12 @@ from cclnet.runs.folder import leaks
 from cclnet.runs.predictions import SPLITS
 from cclnet.settings import SplitSettings, read_settings
 
-Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.intp]
 Finding = tuple[str, str, str, str]  # finding, image, other image, detail
 _Header = tuple[int, tuple[int, int] | str, int | None]  # row, height and width or what is wrong, brightest value
-_Measured = tuple[Hashes, int, tuple[int, int]]  # perceptual hash, contrast, file size
 
 SAMPLE = 2000  # headers that `describe` reads at most, evenly over the set
 SMALL_CLASS = 10  # a class with fewer images is reported
-BITS = 256
-NEAR = 24  # bits in which near duplicates may differ; unrelated images differ in about 128
-BLANK = 2  # an image whose grey levels span no more than this is blank, and its hash is noise
-_BANDS = NEAR + 1
 # A size is unusual when area or aspect ratio is off the median by this factor and by more than three standard
 # deviations (estimated from the median deviation, because sets from several cameras have several usual sizes).
 _AREA_FACTOR = 4.0
@@ -211,13 +201,16 @@ def _measure(
     """Return perceptual hash, contrast (grey levels spanned) and size (height and width of the file) of each image."""
     measured = np.zeros(len(table), [("hash", np.uint64, 4), ("contrast", np.int64), ("size", np.int64, 2)])
     readable = [row for row in range(len(table)) if row not in broken]
+    hashed = hash_images(images, readable, workers) if images.hashed is None else images.hashed[readable]
+    for field in ("hash", "contrast"):
+        measured[field][readable] = hashed[field]
 
-    def measure(rows: list[int]) -> list[tuple[int, _Measured]]:
-        return [(row, (*perceptual_hash(images.image(row)), _file_size(table, row))) for row in rows]
+    def measure(rows: list[int]) -> list[tuple[int, tuple[int, int]]]:
+        return [(row, _file_size(table, row)) for row in rows]
 
-    def store(done: list[tuple[int, _Measured]]) -> None:
-        for row, values in done:
-            measured[row] = values
+    def store(done: list[tuple[int, tuple[int, int]]]) -> None:
+        for row, size in done:
+            measured["size"][row] = size
         advance(len(done))
 
     with counting_images("Comparing", len(readable), show=progress) as advance:
@@ -312,62 +305,6 @@ def _unusual_sizes(table: ImageTable, sizes: npt.NDArray[np.int64]) -> Iterator[
 def _outliers(values: npt.NDArray[np.float64], at_least: float) -> npt.NDArray[np.bool_]:
     deviation = np.abs(values - np.median(values))
     return deviation > max(at_least, 3 * 1.4826 * float(np.median(deviation)))
-
-
-def perceptual_hash(image: npt.NDArray[np.uint8]) -> tuple[Hashes, int]:
-    """Return the hash of an RGB image [H, W, 3], uint64 [4], and the grey levels that the image spans at 32 x 32."""
-    small = Image.fromarray(image).convert("L").resize((32, 32), Image.Resampling.BILINEAR, reducing_gap=2)
-    grey = np.asarray(small, dtype=np.float32)
-    bits = dctn(grey, norm="ortho")[:16, :16].reshape(-1) > 0
-    bits[0] = False  # the mean is always positive
-    return np.packbits(bits).view(np.uint64), int(grey.max() - grey.min())
-
-
-def same_pixels(hashes: Hashes, images: DecodedImages, rows: Rows) -> dict[int, int]:
-    """Map each of ``rows`` that has exactly the pixels of an earlier one to the first such row. ``hashes`` are those of
-    all images; only images with equal hashes are compared."""
-    first: dict[tuple[bytes, bytes], int] = {}
-    found: dict[int, int] = {}
-    _, kind, count = np.unique(hashes[rows], axis=0, return_inverse=True, return_counts=True)
-    for row in rows[count[kind.reshape(-1)] > 1].tolist():
-        image = images.image(row)
-        digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
-        known = first.setdefault((str(image.shape).encode(), digest), row)
-        if known != row:
-            found[row] = known
-    return found
-
-
-def near_pairs(hashes: Hashes, limit: int = NEAR) -> tuple[Rows, npt.NDArray[np.int64]]:
-    """Return all pairs of hashes that differ in at most ``limit`` (up to 24) bits, [M, 2] with the smaller row first,
-    and the number of differing bits, [M]. With 25 bands of bits, two hashes that differ in at most 24 bits agree in at
-    least one band. So only hashes that share a band are compared: two or three percent of all pairs."""
-    bits = np.unpackbits(np.ascontiguousarray(hashes).view(np.uint8), axis=1)
-    width = BITS // _BANDS
-    # Every 25th bit, so that coarse frequencies, which are similar in most images, are spread over the bands.
-    bands = [bits[:, band : width * _BANDS : _BANDS] @ (1 << np.arange(width)) for band in range(_BANDS)]
-    keys = np.stack(bands, axis=1).astype(np.int16)
-    found = np.concatenate([_pairs_of_band(band, keys, hashes, limit) for band in range(_BANDS)])
-    found = found[np.lexsort((found[:, 1], found[:, 0]))]
-    return found, _distance(hashes, found[:, 0], found[:, 1])
-
-
-def _pairs_of_band(band: int, keys: npt.NDArray[np.int16], hashes: Hashes, limit: int) -> Rows:
-    """Return the near pairs that agree in this band and in none before it, so that every pair is found once."""
-    order = np.argsort(keys[:, band], kind="stable")
-    own, earlier, hashes = keys[order, band], keys[order, :band], hashes[order]
-    pairs = [np.empty((0, 2), np.intp)]
-    step = 1
-    while len(same := np.flatnonzero(own[step:] == own[:-step])):
-        near = same[_distance(hashes, same, same + step) <= limit]
-        near = near[~(earlier[near] == earlier[near + step]).any(axis=1)]
-        pairs.append(np.stack([order[near], order[near + step]], axis=1))
-        step += 1
-    return np.sort(np.concatenate(pairs), axis=1)
-
-
-def _distance(hashes: Hashes, left: Rows, right: Rows) -> npt.NDArray[np.int64]:
-    return np.bitwise_count(hashes[left] ^ hashes[right]).sum(axis=1, dtype=np.int64)
 
 
 def audit_tables(audit: Audit, written: str) -> RenderableType:

@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
+from cclnet.data.duplicates import HASHED, VERSION, hash_images, perceptual_hashes, sample_rows
 from cclnet.data.image_io import RGB, UnreadableImage, read_resized, resize, resized_shape
 from cclnet.data.parallel import available_cores, counting_images, limited, process_chunks, shared_integer
 from cclnet.data.table import ImageTable
@@ -49,11 +50,15 @@ if TYPE_CHECKING:
 # same, as in make and rsync. Hashing its content would mean reading every file at every start.
 _LOCATION = ("offset", "height", "width", "checksum")
 ENTRY = np.dtype([("name", "S24"), ("size", "<i8"), ("changed", "<i8"),
-                  ("offset", "<i8"), ("height", "<i4"), ("width", "<i4"), ("checksum", "<i8")])  # fmt: skip
+                  ("offset", "<i8"), ("height", "<i4"), ("width", "<i4"), ("checksum", "<i8"),
+                  *HASHED.descr])  # fmt: skip
 _NOT_COVERED = -1  # the checksum of images that were stored before there were checksums
-_OLD_ENTRY = np.dtype([(name, ENTRY[name]) for name in ENTRY.names or () if name != "checksum"])
+_NOT_STORED = np.zeros((), ENTRY)  # the fields of an image that is not in the store
+_NOT_STORED["checksum"] = _NOT_COVERED
 Entries = npt.NDArray[np.void]
 Location = tuple[int, int, int, int]  # offset, height, width, checksum
+# Rows with their location or what is wrong with them, and HASHED of those that were read.
+Written = tuple[list[tuple[int, Location | str]], npt.NDArray[np.void]]
 CHANNELS = 3
 _FORMAT = 1  # increase when read_resized returns other pixels than before: older caches are then ignored
 _MAX_IN_MEMORY = 2**30  # bytes that resized images from an array may take in memory; larger sets go through the cache
@@ -71,6 +76,7 @@ class DecodedImages:
     # Checksums that are still to be compared, [N]; -1 where there is none, or where it was found right.
     unchecked: npt.NDArray[np.int64] | None = None
     folder: Path | None = None  # of the store
+    hashed: npt.NDArray[np.void] | None = None  # HASHED [N], where the images come from a cache
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -100,6 +106,14 @@ class DecodedImages:
     def _bytes(self, row: int) -> RGB:
         offset = int(self.offsets[row])
         return self.pixels[offset : offset + int(self.heights[row]) * int(self.widths[row]) * CHANNELS]
+
+    def select(self, rows: npt.NDArray[np.intp]) -> DecodedImages:
+        """Return the images of the given rows, without copying pixels."""
+        return replace(
+            self, offsets=self.offsets[rows], heights=self.heights[rows], widths=self.widths[rows],
+            unchecked=None if self.unchecked is None else self.unchecked[rows],
+            hashed=None if self.hashed is None else self.hashed[rows],
+        )  # fmt: skip
 
     @classmethod
     def from_array(cls, array: npt.NDArray[np.uint8]) -> DecodedImages:
@@ -131,13 +145,18 @@ def decode(
     """
     images, broken = decode_readable(table, short_side, cache_dir, workers, progress)
     if broken:
-        some = list(broken.values())[:20] + ([f"and {len(broken) - 20} more"] if len(broken) > 20 else [])
-        raise InputError(
-            f"{len(broken)} of {len(table)} images cannot be used:\n  " + "\n  ".join(some) + "\n"
-            "Replace or remove these files (`cclnet data audit` lists all of them). The other images are in the cache "
-            "and will not be decoded again."
-        )
+        raise unreadable_images(broken, len(table))
     return images
+
+
+def unreadable_images(broken: dict[int, str], images: int) -> InputError:
+    """An error that lists broken images."""
+    some = list(broken.values())[:20] + ([f"and {len(broken) - 20} more"] if len(broken) > 20 else [])
+    return InputError(
+        f"{len(broken)} of {images} images cannot be used:\n  " + "\n  ".join(some) + "\n"
+        "Replace these files, or leave them out with --skip-unreadable (skip_unreadable); `cclnet data audit` "
+        "lists all of them. The other images are in the cache and will not be decoded again."
+    )
 
 
 def decode_readable(
@@ -182,8 +201,32 @@ def decode_readable(
             ) from error
     found = find_entries(entries, index.entries)
     offsets, heights, widths, checksums = (np.ascontiguousarray(found[field]) for field in _LOCATION)
-    images = DecodedImages(store.map_pixels(index), offsets, heights, widths, checksums, store.folder)
+    hashed = found[list(HASHED.names or ())]
+    images = DecodedImages(store.map_pixels(index), offsets, heights, widths, checksums, store.folder, hashed)
+    _hash_older(store, index, found, images, workers or available_cores())
     return images, dict(sorted(broken.items()))
+
+
+def _hash_older(store: PixelStore, index: StoreIndex, found: Entries, images: DecodedImages, workers: int) -> None:
+    """Hash the images that an earlier version decoded, and store the hashes where the cache can be written."""
+    rows = np.flatnonzero((found["height"] > 0) & (found["version"] != VERSION))
+    if len(rows) == 0 or images.hashed is None:
+        return
+    hashed = hash_images(images, rows.tolist(), workers)
+    for field in HASHED.names or ():
+        images.hashed[field][rows] = hashed[field]
+    try:
+        with store.lock(lambda: None):
+            if (current := store.read()) is not None and current.token == index.token:
+                entries = current.entries.copy()
+                at = np.flatnonzero(np.isin(entries["offset"], found["offset"][rows]))
+                row_of = {int(offset): i for i, offset in enumerate(found["offset"][rows])}
+                order = [row_of[int(offset)] for offset in entries["offset"][at]]
+                for field in HASHED.names or ():
+                    entries[field][at] = hashed[field][order]
+                store.save(StoreIndex(current.token, entries), finished=True)
+    except (OSError, InputError):
+        pass  # a cache that can only be read: they are computed again next time
 
 
 def _resize_in_memory(array: npt.NDArray[np.uint8], short_side: int) -> DecodedImages | None:
@@ -225,7 +268,7 @@ def file_entries(paths: Sequence[Path], root: Path) -> tuple[Entries, dict[int, 
             missing[row] = error.strerror or str(error)
             continue
         name = hashlib.blake2b(path.removeprefix(base).encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
-        entries[row] = (name, status.st_size, status.st_mtime_ns, 0, 0, 0, _NOT_COVERED)
+        entries[row] = (name, status.st_size, status.st_mtime_ns, *_NOT_STORED.item()[3:])
     return entries, missing
 
 
@@ -239,7 +282,7 @@ def find_entries(entries: Entries, stored: Entries) -> Entries:
     same = np.ones(len(entries), dtype=bool)
     for field in ("name", "size", "changed"):
         same &= stored[field][at] == entries[field]
-    for field in _LOCATION:
+    for field in (*_LOCATION, *(HASHED.names or ())):
         found[field][same] = stored[field][at[same]]
     return found
 
@@ -249,15 +292,6 @@ def _missing_rows(found: Entries, broken: dict[int, str]) -> list[int]:
     missing = found["height"] == 0
     missing[list(broken)] = False
     return np.flatnonzero(missing).tolist()
-
-
-def _without_checksums(old: Entries) -> Entries:
-    """Entries of a store from before there were checksums, which it has none of."""
-    entries = np.zeros(len(old), ENTRY)
-    for name in _OLD_ENTRY.names or ():
-        entries[name] = old[name]
-    entries["checksum"] = _NOT_COVERED
-    return entries
 
 
 @dataclass(frozen=True)
@@ -276,6 +310,17 @@ class StoreIndex:
         return int((self.entries["offset"] + self.lengths).max(initial=0))
 
 
+def _with_all_fields(entries: Entries) -> Entries:
+    """Return the entries of an index; one written before there were checksums or hashes has neither."""
+    names = entries.dtype.names or ()
+    if entries.dtype == ENTRY or any(name not in (ENTRY.names or ()) for name in names):
+        return entries
+    complete = np.full(len(entries), _NOT_STORED)
+    for name in names:
+        complete[name] = entries[name]
+    return complete
+
+
 @dataclass(frozen=True)
 class PixelStore:
     """The pixel file and its index in one folder. Failures to write are raised as OSError."""
@@ -289,9 +334,7 @@ class PixelStore:
         """Return the index (or that in "progress.npz"), or None where there is none that can be used."""
         try:
             with np.load(self.folder / name, allow_pickle=False) as archive:
-                index = StoreIndex(str(archive["token"]), archive["entries"])
-            if index.entries.dtype == _OLD_ENTRY:
-                index = StoreIndex(index.token, _without_checksums(index.entries))
+                index = StoreIndex(str(archive["token"]), _with_all_fields(archive["entries"]))
             if index.entries.dtype == ENTRY and self.pixels_path(index.token).stat().st_size >= index.end:
                 return index
         except (FileNotFoundError, NotADirectoryError, zipfile.BadZipFile, KeyError, ValueError, EOFError):
@@ -371,8 +414,8 @@ def _add_missing(
 ) -> StoreIndex:  # fmt: skip
     """Decode the images of ``entries`` that the store lacks, on all cores, and return the new index. Rows for which
     ``read`` raises UnreadableImage, in a worker, are added to ``broken``, as are those that end their worker, which
-    ``unreadable`` describes. If the disk cannot be written, the store is
-    rolled back; after any other interruption the next run resumes."""
+    ``unreadable`` describes. If the disk cannot be written, the store is rolled back; after any other interruption the
+    next run resumes."""
     before = store.begin_writing()
     found = find_entries(entries, before.entries)
     rows = _missing_rows(found, broken)
@@ -382,21 +425,25 @@ def _add_missing(
         both = np.concatenate([found[found["height"] > 0], before.entries])  # for a changed file, the new entry
         return StoreIndex(before.token, both[np.unique(both["name"], return_index=True)[1]])
 
-    def record(done: list[tuple[int, Location | str]]) -> None:
+    def record(written: Written) -> None:
         nonlocal saved_at
+        done, hashed = written
         for row, result in done:
             if isinstance(result, str):
                 broken[row] = result
             else:
                 for field, value in zip(_LOCATION, result, strict=True):
                     found[field][row] = value
+        readable = [row for row, result in done if not isinstance(result, str)]
+        for field in HASHED.names or ():
+            found[field][readable] = hashed[field]
         count(len(done))
         if time.monotonic() - saved_at > _SECONDS_BETWEEN_SAVES:
             store.save(index(), finished=False)
             saved_at = time.monotonic()
 
-    def fail(row: int, reason: str) -> list[tuple[int, Location | str]]:
-        return [(row, unreadable(row, reason))]
+    def fail(row: int, reason: str) -> Written:
+        return [(row, unreadable(row, reason))], perceptual_hashes([])
 
     path = store.pixels_path(before.token)
     write = partial(_write, read, path, shared_integer(path.stat().st_size))
@@ -418,11 +465,11 @@ def _add_missing(
     return index()
 
 
-def _write(
-    read: Callable[[int], RGB], path: Path, end: Synchronized[int], rows: list[int]
-) -> list[tuple[int, Location | str]]:
-    """Read images in a worker and append their pixels to the shared pixel file, which ends at ``end``."""
+def _write(read: Callable[[int], RGB], path: Path, end: Synchronized[int], rows: list[int]) -> Written:
+    """Read images in a worker and append their pixels to the shared pixel file, which ends at ``end``. Also returns the
+    hashes of the images that could be read, because their pixels are at hand here."""
     done: list[tuple[int, Location | str]] = []
+    samples: list[RGB] = []
     with path.open("r+b", buffering=0) as file:
         for row in rows:
             try:
@@ -440,7 +487,8 @@ def _write(
             while len(rest):
                 rest = rest[file.write(rest) :]
             done.append((row, (offset, pixels.shape[0], pixels.shape[1], checksum)))
-    return done
+            samples.append(sample_rows(pixels))
+    return done, perceptual_hashes(samples)
 
 
 def find_stores(folder: Path) -> list[PixelStore]:

@@ -24,7 +24,16 @@ from cclnet.runs.folder import OpenedRun, RunFolder, open_run
 from cclnet.runs.model import Calibration, FittedTemperature
 from cclnet.runs.predictions import Predictions, counted
 from cclnet.runs.provenance import package_versions
-from cclnet.runs.scores import CalibrationScores, CalibrationStage, ClassScores, Mistake, Scores, SplitSummary, finite
+from cclnet.runs.scores import (
+    CalibrationScores,
+    CalibrationStage,
+    ClassScores,
+    Copies,
+    Mistake,
+    Scores,
+    SplitSummary,
+    finite,
+)
 
 PACKAGES = ("numpy", "scikit-learn", "scipy", "pandas")  # that the numbers depend on
 MISTAKES = 24  # listed at most
@@ -90,6 +99,7 @@ def evaluate(
         warnings=(),
         versions=package_versions(PACKAGES),
         subgroups=score_subgroups(reported, *_columns(opened, by), draws, seed),
+        copies=_copies(opened, len(reported)),
     )
     found = Calibration(
         FittedTemperature(temperature.value, temperature.fitted_on, temperature.images, temperature.halves)
@@ -125,6 +135,15 @@ def _with_decisions(
     decided = score_rules(calibrated, rule, units, draws, seed)
     scores = replace(scores, decisions=decided, abstention=abstention, sets=sets)
     return scores, replace(found, decision=rule, confidence=abstention.chosen, sets=thresholds)
+
+
+def _copies(opened: OpenedRun, images: int) -> Copies | None:
+    found = opened.data.duplicates
+    if found is None or opened.split not in found.exact:
+        return None
+    exact, near = found.exact[opened.split], None if found.near is None else found.near.get(opened.split, 0)
+    share = (exact + (near or 0)) / images if images else None
+    return Copies(exact, near, share, found.in_words(opened.split, images))
 
 
 def _rule(
@@ -252,6 +271,8 @@ def _warnings(scores: Scores, reported: Predictions, units: Units, fitting: Pred
         found.append(f"Undefined on these images: {', '.join(undefined)}.")
     if scores.leak and scores.leak.images:
         found.append(scores.leak.in_words + " Scores on new patients will be lower.")
+    if scores.copies and scores.copies.in_words:
+        found.append(scores.copies.in_words + " Scores on new images will be lower.")
     if fitting is not None and reported.groups is not None and fitting.groups is not None:
         shared = int(np.isin(reported.groups, fitting.groups[fitting.groups != ""]).sum())
         if shared:

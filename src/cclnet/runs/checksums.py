@@ -29,7 +29,7 @@ FILE_NAME = "SHA256SUMS"
 OK, CHANGED, MISSING, NOT_COVERED = "ok", "changed", "missing", "not covered"
 COVERED = (
     "model.safetensors", "model.onnx", "model.pt2", "model.json", "calibration.json", "soft_labels.csv", "split.csv",
-    "predictions.csv", "predictions.csv.gz", "predictions.csv.bz2", "metadata.csv",
+    "data.json", "predictions.csv", "predictions.csv.gz", "predictions.csv.bz2", "metadata.csv",
 )  # fmt: skip
 CHECKPOINT = re.compile(r"epoch-\d{6}-step-\d{8}\.pt")
 _LINE = re.compile(r"(# writing )?([0-9a-f]{64})  ([^/\\\x00]+)")

@@ -1,6 +1,6 @@
 """The run folder, and runs as evaluation opens them.
 
-A run is a folder with ``settings.toml split.csv metrics.jsonl checkpoints/ model.safetensors model.json
+A run is a folder with ``settings.toml split.csv data.json metrics.jsonl checkpoints/ model.safetensors model.json
 features.safetensors soft_labels.csv predictions.csv metadata.csv calibration.json scores.json report.html
 SHA256SUMS``. Each file has one reader and one writer, both in ``cclnet.runs``, and no stage changes the file of an
 earlier one. The folder suffices to resume the run, to evaluate it again without the model, and to deploy the model.
@@ -23,6 +23,7 @@ from cclnet.errors import InputError, resume_command
 from cclnet.files import Writer, make_folder, remove_partial, write_json, write_whole
 from cclnet.runs import checksums
 from cclnet.runs import model as model_files
+from cclnet.runs.data_summary import DataSummary, read_data_summary
 from cclnet.runs.kept_result import read_kept_result
 from cclnet.runs.model import Calibration, ModelDescription
 from cclnet.runs.out_of_distribution import FeatureStatistics, read_statistics, write_statistics
@@ -121,6 +122,7 @@ class RunFolder:
         self.path = Path(path)
         self.settings = self.path / "settings.toml"
         self.split = self.path / "split.csv"
+        self.data = self.path / "data.json"
         self.history = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.weights = self.path / "model.safetensors"
@@ -134,7 +136,9 @@ class RunFolder:
         self.scores = self.path / "scores.json"
         self.tensorboard = self.path / "tensorboard"
         self.checksums = self.path / checksums.FILE_NAME
-        self._written_in_training = (self.split, self.history, self.checkpoints, self.tensorboard, self.checksums)
+        self._written_in_training = (
+            self.split, self.data, self.history, self.checkpoints, self.tensorboard, self.checksums
+        )  # fmt: skip
 
     def create(self, settings: Settings) -> None:
         """Make the folder of a new run and write its settings. A folder with files of a run is refused."""
@@ -177,6 +181,13 @@ class RunFolder:
 
     def write_split(self, table: SplitTable) -> None:
         write_split_file(self.split, table, checksums.write_covered)
+
+    def read_data_summary(self) -> DataSummary:
+        """What training found out about the data; nothing in runs of older versions."""
+        return read_data_summary(self.data) if self.data.exists() else DataSummary()
+
+    def write_data_summary(self, summary: DataSummary) -> None:
+        write_json(self.data, summary.to_json(), checksums.write_covered)
 
     def read_history(self) -> list[dict[str, Any]]:
         """One record per epoch so far: its number, losses, learning rates, speed, validation scores."""
@@ -339,6 +350,7 @@ class OpenedRun:
     soft_labels: Floats | None = None  # [K, K], row k the soft label of class k
     settings_table: Mapping[str, Any] = field(default_factory=dict)  # nested values; {} where unknown
     kept_leak: Mapping[str, Any] | None = None
+    data: DataSummary = field(default_factory=DataSummary)
 
     @property
     def seed(self) -> int | None:
@@ -415,7 +427,8 @@ def open_run(path: str | Path) -> OpenedRun:
     predictions = _in_order(folder.read_predictions(None if model is None else model.multilabel), model)
     split, soft_labels = reported_split(predictions), folder.read_soft_labels(predictions.classes)
     name, settings = path.resolve().name, folder.read_settings_table()
-    return OpenedRun(name, path, folder, predictions, split, model, soft_labels, settings)
+    data = folder.read_data_summary()
+    return OpenedRun(name, path, folder, predictions, split, model, soft_labels, settings, data=data)
 
 
 def _in_order(predictions: Predictions, model: ModelDescription | None) -> Predictions:

@@ -212,6 +212,16 @@ class Leak:
 
 
 @dataclass(frozen=True)
+class Copies:
+    """The reported images that are copies of training images: identical, or nearly the same picture."""
+
+    exact: int
+    near: int | None  # None where not compared
+    share: float | None  # of the reported images
+    in_words: str  # "" if there are none
+
+
+@dataclass(frozen=True)
 class UniformSmoothing:
     """Uniform label smoothing with the same softness, and the total variation distance of the rows from it."""
 
@@ -289,6 +299,7 @@ class Scores:
     abstention: AbstentionScores | None = None
     sets: PredictionSets | None = None
     subgroups: tuple[SubgroupColumn, ...] = ()
+    copies: Copies | None = None  # None where the images were not compared
 
     @property
     def multilabel(self) -> bool:

@@ -141,9 +141,12 @@ def compare_methods(request: Request, console: Console | None = None) -> SweepSu
     entries = _choose_entries(request, table, console)
     reference = _reference(request, entries)
     if not isinstance(table.images, np.ndarray):
-        from cclnet.data.cache import decode
+        from cclnet.data.cache import decode_readable, unreadable_images
 
-        decode(table, request.settings.short_side, cache_dir=request.cache_dir, progress=not console.quiet)
+        settings = request.settings
+        _, broken = decode_readable(table, settings.short_side, request.cache_dir, progress=not console.quiet)
+        if broken and not settings.skip_unreadable:
+            raise unreadable_images(broken, len(table))
     make_folder(request.results)
     cells = cells_of(request, entries, table.fingerprint())
     requested = {"methods": list(cells), "seeds": request.seeds, "parallel": request.parallel}

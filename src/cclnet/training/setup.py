@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from cclnet.data.augment import matching_short_side
 from cclnet.data.cache import DecodedImages, decode
 from cclnet.data.loader import Loader, Rows
+from cclnet.data.screening import screen
 from cclnet.data.sources import open_data
 from cclnet.data.split import make_split, read_split, split_table
 from cclnet.data.table import ImageTable, listed
@@ -161,13 +162,20 @@ def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric, progress: b
         make_rule(table.classes, table.multilabel, known, settings.decision, settings.cost)
         check_columns(settings.by, table)
         if run.split.exists():
+            left_out = run.read_data_summary().left_out
+            table = table.select(np.array([i for i, name in enumerate(table.names) if name not in left_out], np.intp))
             splits = read_split(run.split, table)
+            _print_estimate(settings, table, splits, fabric, progress)
+            images = decode(table, settings.short_side, cache_dir=settings.cache_folder, progress=progress)
         else:
             splits = make_split(table, settings.split)
+            _print_estimate(settings, table, splits, fabric, progress)
+            screened = screen(table, splits, settings, progress)
+            table, splits, images = screened.table, screened.splits, screened.images
+            run.write_data_summary(screened.summary)
             run.write_split(split_table(table, splits))
-        for line in first_estimate(settings, table, splits, fabric.device) if progress else ():
-            Console().print(line, highlight=False, soft_wrap=True)
-        images = decode(table, settings.short_side, cache_dir=settings.cache_folder, progress=progress)
+            for line in screened.summary.in_words() if progress else ():
+                Console(stderr=True).print(f"! {line}", style="yellow", highlight=False, markup=False, soft_wrap=True)
         data = PreparedData(table, splits, images)
         if (short_side := test_short_side(settings, data)) != settings.short_side:
             tested = np.flatnonzero(splits != "train")
@@ -178,6 +186,14 @@ def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric, progress: b
     if not np.isin(splits, ("val", "test")).any():
         raise InputError("neither the split 'val' nor 'test' has images: choose other shares.")
     return data
+
+
+def _print_estimate(
+    settings: Settings, table: ImageTable, splits: npt.NDArray[np.str_], fabric: Fabric, progress: bool
+) -> None:
+    """Print how long the run will take, before the images are decoded."""
+    for line in first_estimate(settings, table, splits, fabric.device) if progress else ():
+        Console().print(line, highlight=False, soft_wrap=True)
 
 
 def test_short_side(settings: Settings, data: PreparedData) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cclnet.data.image_io import UnreadableImage, image_size, read_image
+from cclnet.data.parallel import available_cores, limited, process_chunks
 from cclnet.data.sources.folder_names import is_mask_folder
 from cclnet.data.sources.source import nfc
 
@@ -32,11 +33,26 @@ def find_masks(files: Sequence[str]) -> list[str]:
         images[folder, nfc(os.path.splitext(name)[0])] = file
     siblings = _folders_beside(files)
     candidates = {file: image for file in files if (image := _image_of(file, images, siblings))}
-    some = list(candidates)[:: max(1, len(candidates) // _SAMPLE)]
-    confirmed = [file for file in some if _is_mask(file, candidates[file])]
+    some = dict(list(candidates.items())[:: max(1, len(candidates) // _SAMPLE)])
+    confirmed = _masks_among(some)
     if len(confirmed) in (0, len(some)):
         return list(candidates) if confirmed else []
-    return [file for file in candidates if _is_mask(file, candidates[file])]
+    confirmed = _masks_among(candidates)
+    return [file for file in candidates if file in confirmed]
+
+
+def _masks_among(candidates: dict[str, str]) -> set[str]:
+    """Return the files that are masks by their content, read by workers with limited memory and time."""
+    pairs, found = list(candidates.items()), set[str]()
+
+    def check(rows: list[int]) -> list[str]:
+        return [pairs[row][0] for row in rows if _is_mask(row, *pairs[row])]
+
+    def fail(row: int, reason: str) -> list[str]:
+        return []
+
+    process_chunks(check, range(len(pairs)), available_cores(), found.update, fail)
+    return found
 
 
 def _folders_beside(files: Sequence[str]) -> dict[str, list[str]]:
@@ -63,13 +79,14 @@ def _image_of(file: str, images: dict[tuple[str, str], str], siblings: dict[str,
     return next((images[at, of] for at in beside for of in stems if (at, of) in images), "")
 
 
-def _is_mask(file: str, image: str) -> bool:
+def _is_mask(row: int, file: str, image: str) -> bool:
     """Return whether a file has at most two grey levels and the size of the image. A broken file is no mask: it is
     reported when the images are decoded."""
     try:
-        if image_size(file) != image_size(image):
-            return False
-        pixels = read_image(file)
+        with limited(row):
+            if image_size(file) != image_size(image):
+                return False
+            pixels = read_image(file)
     except UnreadableImage:
         return False
     low, high = int(pixels.min()), int(pixels.max())
