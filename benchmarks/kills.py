@@ -1,9 +1,10 @@
-"""Kill a run twenty times at random moments and resume it each time: does it end in the same bits?
+"""Kill runs at random moments and continue them each time: do they end in the same bits?
 
-    python benchmarks/kills.py                       # writes results/kills.json
+    python benchmarks/kills.py                       # forty kills, writes results/kills.json
 
-A run on the embedded set, on the CPU, is left alone once; then the same run is killed (SIGKILL) at random moments, in
-the middle of steps, checkpoints and start-up, and resumed each time, with images resident and streamed.
+Each run is left alone once. Then the same run is killed (SIGKILL, with all its processes) at random moments, in the
+middle of steps, checkpoints and start-up, and continued each time by the command that a person would use: ``cclnet
+train --resume``, or the same command again for several runs at once.
 """
 
 from __future__ import annotations
@@ -13,100 +14,134 @@ import hashlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from cclnet.runs.provenance import versions
+from cclnet.files import write_whole
+from cclnet.runs.provenance import origin
 
 SETTINGS = [
-    "data=synthetic:images=400,size=32", "short_side=32", "backbone=test_resnet", "batch_size=16", "lr=.02",
-    "lr_ccl=.01", "augment.crop=28", "method_settings.widths=[16, 8]", "method_settings.patience=3", "ema=.9",
-    "deterministic=true",
+    "short_side=32", "backbone=test_resnet", "batch_size=16", "lr=.02", "lr_ccl=.01", "augment.crop=28",
+    "deterministic=true", "pretrained=false",
 ]  # fmt: skip
+CCL = ["method=ccl", "method_settings.widths=[16, 8]", "method_settings.patience=3"]
+# What differs between the runs.
+RUNS = {
+    "resident": ["method=hard", "resident=true"],
+    "streamed": ["method=hard", "resident=false"],
+    "ccl": CCL,
+    "default method": [],
+    "ema": [*CCL, "ema=.9"],
+    "fold": ["method=hard", "split.folds=3", "split.fold=1"],
+}
+DATA = "synthetic:images=240,size=32"
+SWEEP_METHODS = "hard,lsr"
 COMPARED = ("model.safetensors", "predictions.csv", "soft_labels.csv")
 
 
-def start(arguments: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "cclnet", "train", "--accelerator", "cpu", "--quiet", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+def commands(name: str, epochs: int) -> tuple[list[str], list[str], str]:
+    """Return the command that starts a run, the one that continues it, and its folder."""
+    folder = name.replace(" ", "-")
+    sets = [f"--set={setting}" for setting in (*SETTINGS, f"epochs={epochs}")]
+    if name == "sweep":
+        methods = ["--methods", SWEEP_METHODS, "--seeds", "0"]
+        command = ["compare-methods", DATA, *methods, "--out", folder, "--accelerator", "cpu", "--draws", "20", *sets]
+        return command, command, folder
+    sets += [f"--set={setting}" for setting in RUNS[name]]
+    new = ["train", DATA, "--out", folder, "--accelerator", "cpu", "--quiet", *sets]
+    return new, ["train", "--resume", folder, "--accelerator", "cpu", "--quiet"], folder
 
 
-def new_run(name: str, epochs: int, resident: bool) -> list[str]:
-    sets = [*SETTINGS, f"epochs={epochs}", f"resident={str(resident).lower()}"]
-    return ["--out", name, *(f"--set={setting}" for setting in sets)]
+def start(arguments: list[str], inside: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(inside / "cache")}
+    command = [sys.executable, "-m", "cclnet", *arguments]
+    output, errors = subprocess.DEVNULL, (inside / "errors.txt").open("wb")
+    with errors:
+        return subprocess.Popen(
+            command, cwd=inside, env=environment, stdout=output, stderr=errors, start_new_session=True
+        )
+
+
+def finish(process: subprocess.Popen[bytes], inside: Path) -> None:
+    if process.wait():
+        raise SystemExit((inside / "errors.txt").read_text(errors="replace"))
 
 
 def digests(run: Path) -> dict[str, str]:
-    return {name: hashlib.sha256((run / name).read_bytes()).hexdigest() for name in COMPARED}
-
-
-def finish(process: subprocess.Popen[bytes]) -> None:
-    _, errors = process.communicate()
-    if process.returncode:
-        raise SystemExit(errors.decode())
+    found = [path for path in sorted(run.rglob("*")) if path.name in COMPARED]
+    return {str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
 def newest(run: Path) -> str:
-    kept = sorted(path.name for path in (run / "checkpoints").glob("epoch-*.pt"))
-    return kept[-1] if kept else ""
+    """The last checkpoint that was written; in a sweep also the run it belongs to."""
+    kept = sorted(run.rglob("epoch-*.pt"), key=lambda path: (path.parent.stat().st_ctime_ns, path.name))
+    return str(kept[-1].relative_to(run)) if kept else ""
 
 
-def killed_run(folder: Path, name: str, epochs: int, kills: int, resident: bool, chance: random.Random) -> list[str]:
-    """Returns where each kill fell. One in five falls into the start-up, at any moment of it; the others after at least
-    one new checkpoint, within the steps and checkpoints of the next second and a half."""
-    run, fell = folder / name, []
-    process = start(new_run(name, epochs, resident), folder)
+def kill_and_continue(name: str, inside: Path, epochs: int, kills: int, chance: random.Random) -> list[str]:
+    """Return where each kill fell. One in five falls into the start-up, at any moment of it; the others after at least
+    one new checkpoint, within the steps and checkpoints of the next second."""
+    new, again, folder = commands(name, epochs)
+    fell: list[str] = []
+    process = start(new, inside)
     while len(fell) < kills:
-        before = newest(run)
+        before = newest(inside / folder)
         if len(fell) % 5 == 4:
             time.sleep(chance.uniform(0.0, 6.0))
         else:
-            while newest(run) == before and process.poll() is None:
+            while newest(inside / folder) == before and process.poll() is None:
                 time.sleep(0.01)
-            time.sleep(chance.uniform(0.0, 1.5))
+            time.sleep(chance.uniform(0.0, 1.0))
         if process.poll() is not None:
-            raise SystemExit("the run ended before it was killed often enough: give it more --epochs")
-        process.kill()
+            raise SystemExit(f"{name} ended before it was killed often enough: give it more --epochs")
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        fell.append(newest(run) or "before the first checkpoint")
-        process = start(["--resume", name], folder)
-    finish(process)
+        fell.append(newest(inside / folder) or "before the first checkpoint")
+        # A run without its settings does not exist yet: a person would start it again.
+        process = start(again if newest(inside / folder) else new, inside)
+    finish(process, inside)
     return fell
+
+
+def harm(name: str, folder: Path, epochs: int, kills: int, seed: int) -> dict[str, Any]:
+    """Run one kind of run alone and killed, and compare them."""
+    alone, killed = (folder / name / kind for kind in ("alone", "killed"))
+    for inside in (alone, killed):
+        inside.mkdir(parents=True)
+    new, _, run = commands(name, epochs)
+    finish(start(new, alone), alone)
+    expected = digests(alone / run)
+    fell = kill_and_continue(name, killed, epochs, kills, random.Random(f"{seed} {name}"))
+    same = bool(expected) and digests(killed / run) == expected
+    print(f"{name}: {len(fell)} kills, {len(expected)} files identical: {same}", flush=True)
+    return {"run": name, "kills": len(fell), "fell": fell, "files": sorted(expected), "identical": same}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=40, help="over all runs together")
+    parser.add_argument("--epochs", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2, help="runs at once")
+    parser.add_argument("--only", nargs="*", help="some of the runs")
     parser.add_argument("--out", type=Path, default=Path("results/kills.json"))
     given = parser.parse_args()
-    runs = []
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        finish(start(new_run("whole", given.epochs, True), folder))
-        expected = digests(folder / "whole")
-        for resident in (True, False):
-            name = "resident" if resident else "streamed"
-            fell = killed_run(folder, name, given.epochs, given.kills, resident, random.Random(given.seed))
-            same = digests(folder / name) == expected
-            runs.append({"images": name, "kills": len(fell), "fell": fell, "identical": same})
-            print(name, len(fell), "kills, identical:", same, flush=True)
+    names = given.only or [*RUNS, "sweep"]
+    each = -(-given.kills // len(names))
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(given.workers) as pool:
+        runs = list(pool.map(lambda name: harm(name, Path(scratch), given.epochs, each, given.seed), names))
     content = {
-        "device": "CPU",
-        "seed": given.seed,
-        "epochs": given.epochs,
-        "versions": versions(),
-        "settings": SETTINGS,
-        "compared": COMPARED,
-        "runs": runs,
-    }
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(content, indent=1) + "\n")
+        **origin(), "seed": given.seed, "epochs": given.epochs, "data": DATA, "settings": SETTINGS, "changes": RUNS,
+        "compared": COMPARED, "minutes": round((time.monotonic() - begin) / 60, 2), "runs": runs,
+    }  # fmt: skip
+    write_whole(given.out, json.dumps(content, indent=1) + "\n")
     if not all(run["identical"] for run in runs):
         raise SystemExit("a killed run differs from the one that was left alone")
 
