@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import sys
@@ -21,6 +22,8 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+from cclnet.runs.provenance import origin
 
 sys.path.insert(0, str(Path(__file__).parent))
 from corpus import Case, cases
@@ -88,9 +91,13 @@ def run_corpus(count: int, seed: int, workers: int) -> list[dict[str, Any]]:
     warm_up()
     with tempfile.TemporaryDirectory() as folder:
         material = make_material(Path(folder))
-        numbers = range(count)
+        results = []
         with ProcessPoolExecutor(workers, get_context("fork")) as pool:
-            return list(pool.map(partial(run_case, material, count, seed), numbers, chunksize=4))
+            for result in pool.map(partial(run_case, material, count, seed), range(count), chunksize=4):
+                results.append(result)
+                if result["faults"]:
+                    print(json.dumps(result, indent=1), flush=True)
+        return results
 
 
 def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -108,6 +115,7 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "cases": len(results), "failed": sum(bool(result["faults"]) for result in results), "faults": found,
         "exit_codes": dict(sorted(codes.items())), "kinds": dict(kinds),
+        "processor_minutes": round(sum(result["seconds"] for result in results) / 60, 2),
         "largest_seconds": max(result["seconds"] for result in results),
         "largest_megabytes": max(result["megabytes"] for result in results),
     }  # fmt: skip
@@ -130,11 +138,10 @@ def main() -> None:
         return
     begin = time.monotonic()
     results = run_corpus(given.cases, given.seed, given.workers)
-    content: dict[str, Any] = {"seed": given.seed, "corpus": summary(results)}
+    content: dict[str, Any] = {**origin(), "seed": given.seed, "corpus": summary(results)}
     content["corpus"]["minutes"] = round((time.monotonic() - begin) / 60, 2)
+    content["corpus"]["load_of_the_machine"] = round(os.getloadavg()[2], 1)  # processes that want to run; 15 minutes
     failed = [result for result in results if result["faults"]]
-    for result in failed:
-        print(json.dumps(result, indent=1))
     print(json.dumps(content, indent=1))
     if given.out:
         given.out.write_text(json.dumps(content | {"failed": failed}, indent=1) + "\n")
