@@ -137,6 +137,8 @@ def main() -> None:
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(given.workers) as pool:
         runs = list(pool.map(lambda name: harm(name, Path(scratch), given.epochs, each, given.seed), names))
+    if given.only and given.out.exists():  # the other runs stay
+        runs += [run for run in json.loads(given.out.read_text())["runs"] if run["run"] not in names]
     content = {
         **origin(), "seed": given.seed, "epochs": given.epochs, "data": DATA, "settings": SETTINGS, "changes": RUNS,
         "compared": COMPARED, "minutes": round((time.monotonic() - begin) / 60, 2), "runs": runs,

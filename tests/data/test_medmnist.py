@@ -202,3 +202,14 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> No
     path = write(tmp_path / "bomb.npz", {"train_images": np.zeros((3000, 224, 224), np.uint8), "train_labels": labels})
     with pytest.raises(InputError, match=r"would unpack to 150,5\d\d,\d\d\d, more than 100 times"):
         open_data(path)
+
+
+def test_labels_that_are_one_value_or_announced_larger_than_the_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="train_labels is a single value"):
+        open_data(write(tmp_path / "single.npz", {**arrays(), "train_labels": np.array(3)}))
+    path = write(tmp_path / "announced.npz", {**arrays(), "train_labels": np.zeros((6, 1), np.uint8)}, compressed=False)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"'shape': (6, 1), }       ", b"'shape': (600000000000,)}"))
+    assert path.read_bytes() != content
+    with pytest.raises(InputError, match=r"cannot be read as \.npz"):
+        open_data(path)

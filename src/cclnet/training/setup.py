@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import pickle
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,6 @@ from lightning.fabric.plugins.environments import (
     TorchElasticEnvironment,
 )
 from rich.console import Console
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -339,7 +337,7 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except Exception as error:  # what torch's unpickler and safetensors raise for other files has no common base class
         raise InputError(f"{path} is refused: it is not a .safetensors file or plain state dict ({error}).") from error
     state = state.get("state_dict", state) if isinstance(state, dict) else state
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):

@@ -103,9 +103,11 @@ def _read_images(path: Path, archive: zipfile.ZipFile, splits: list[str]) -> tup
 def _shape(path: Path, archive: zipfile.ZipFile, member: str) -> tuple[int, ...]:
     with archive.open(member) as file:
         shape, fortran_order, dtype = _read_npy_header(file)
-    if dtype != np.uint8 or fortran_order or not shape:
+    if member.endswith("_images.npy") and (dtype != np.uint8 or fortran_order):
         raise InputError(f"{path}: {member.removesuffix('.npy')} must be uint8 in C order, got {dtype} {shape}.")
-    expected = int(np.prod(shape, dtype=object))
+    if not shape:
+        raise InputError(f"{path}: {member.removesuffix('.npy')} is a single value, expected one entry per image.")
+    expected = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if archive.getinfo(member).file_size < expected:
         raise EOFError(f"{member} has {archive.getinfo(member).file_size:,} bytes, but its header says {expected:,}")
     return shape
@@ -124,6 +126,7 @@ def _read_labels(
     """Return labels: [N] and [N, 1] mean one label per image; [N, K] of zeros and ones means multi-label."""
     pieces = []
     for split, size in zip(splits, sizes, strict=True):
+        _shape(path, archive, f"{split}_labels.npy")
         with archive.open(f"{split}_labels.npy") as file:
             piece = np.lib.format.read_array(file, allow_pickle=False)
         if len(piece) != size:
