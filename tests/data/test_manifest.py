@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from layouts import class_folders, draw, write_csv
+from PIL import Image
 
 from cclnet.data.sources import manifest, open_data
 from cclnet.errors import InputError
@@ -368,3 +369,16 @@ def test_a_table_with_very_many_columns_is_refused_at_once(tmp_path: Path) -> No
     (tmp_path / "wide.csv").write_text("image,label," + ",".join(f"c{i}" for i in range(1_000_000)) + "\na.png,x\n")
     with pytest.raises(InputError, match="1,000,002 columns, more than the limit of 20,000"):
         open_data(tmp_path / "wide.csv")
+
+
+@pytest.mark.parametrize("row", [1, 2])
+@pytest.mark.parametrize("column", [0, 1])
+def test_cells_longer_than_any_file_name_or_integer(tmp_path: Path, row: int, column: int) -> None:
+    for name in "abc":
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+    cells = [["image", "label"], ["a.png", "x"], ["b.png", "y"], ["c.png", "z"]]
+    cells[row][column] = "9" * 5000
+    (tmp_path / "table.csv").write_text("\n".join(",".join(line) for line in cells))
+    assert len(open_data(tmp_path / "table.csv")) == 3 - (column == 0)
+    with pytest.raises(InputError, match="does not exist"):
+        open_data("9" * 5000)

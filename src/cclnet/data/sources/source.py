@@ -128,7 +128,8 @@ def _without_empty_classes(table: ImageTable) -> ImageTable:
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key in natural order: 9 before 10, also inside a name."""
     pieces = re.split(r"(\d+)", name.casefold())
-    return tuple((0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces)
+    # Python refuses integers of more than 4,300 digits.
+    return tuple((0, int(piece[:4000]), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces)
 
 
 def image_files(
