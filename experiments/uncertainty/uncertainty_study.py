@@ -66,9 +66,11 @@ def out_of_fold(features: Floats, labels: npt.NDArray[np.intp], groups: list[str
     """Probabilities [N, K] of each image by a logistic regression that was fitted on the other folds."""
     p = np.zeros((len(labels), labels.max() + 1))
     folds = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
+    features = features.astype(np.float32)  # half the time
     for train, new in folds.split(features, labels, groups):
         model = make_pipeline(StandardScaler(), LogisticRegression(C=C, max_iter=200))
         p[new] = model.fit(features[train], labels[train]).predict_proba(features[new])
+        print(f"{len(new)} images of a fold predicted", flush=True)
     return p
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from cclnet.evaluation.decision import confidence, curve_of_run, rule_of_run
 from cclnet.runs.decision_rule import DecisionRule, decide
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import AbstentionCurve, Calibration, ModelDescription, has_similarity
-from cclnet.runs.out_of_distribution import FeatureStatistics
+from cclnet.runs.out_of_distribution import REFUSED, FeatureStatistics
 
 FILES = {"onnx": "model.onnx", "torch": "model.safetensors"}
 SIMILAR = 3  # number of similar classes in a prediction
@@ -63,7 +64,8 @@ class Model:
         self.description = description
         self.rule = rule or DecisionRule()
         self.statistics = statistics if engine.has_features else None  # to recognise images unlike the training images
-        self.refuse_above = None if self.statistics is None else self.statistics.threshold()  # see :meth:`refuse`
+        self.refuse_above: float | None = None  # the largest distance that is not refused; None: any
+        self.refuse(REFUSED if self.statistics is not None else 0.0)
         self.folder = folder
         self.calibration = calibration or Calibration()  # of an exported model with the abstention curve
         self.soft_labels = soft_labels  # [K, K], row k that of class k; None where the method learns none
@@ -118,7 +120,8 @@ class Model:
         0.01); 0 refuses none."""
         if share and self.statistics is None:
             raise InputError(f"{self.folder} has no features.safetensors, so unlike images are not recognised.")
-        self.refuse_above = None if not share or self.statistics is None else self.statistics.threshold(share)
+        limit = self.statistics.threshold(share) if share and self.statistics is not None else math.inf
+        self.refuse_above = limit if math.isfinite(limit) else None  # infinite: too few held-out images for the share
 
     @overload
     def predict(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,15 @@ def test_an_unlike_image_is_refused() -> None:
         answer = make_answer(ServeSettings("m"), model, upload, (p[0], None, float(ood[0])), None)
         assert answer.ood is not None and answer.ood.refused == refused == (answer.ood.score > answer.ood.limit)
         assert (answer.sureness == UNLIKE) == refused and heat is None
+
+
+def test_too_few_held_out_images_refuse_nothing() -> None:
+    """The threshold would be infinite, which JSON does not have."""
+    few = unlike_statistics()
+    model = colour_model(Path(), statistics=replace(few, held_out=few.held_out[:20]))
+    p, _, ood = model.run_scored(np.full((1, 16, 16, 3), 255, np.uint8))
+    upload = Upload(np.zeros((16, 16, 3), np.uint8), (0.0, 0.0, 1.0, 1.0), "hash", "")
+    assert ood is not None and make_answer(ServeSettings("m"), model, upload, (p[0], None, ood[0]), None).ood is None
 
 
 def test_the_prediction_set_and_the_rule_are_told() -> None:
