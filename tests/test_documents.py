@@ -43,6 +43,7 @@ def test_the_planted_table_is_that_of_the_results() -> None:
         ("similarity.md", "structure", "structure.md", ""),
         ("using.md", "uses planted", "uses_planted.md", ""),
         ("using.md", "unsoftened", "unsoftened.md", ""),
+        ("using.md", "uncertainty", "uncertainty.md", ""),
         ("reproduce.md", "prior readings", "prior_readings.md", ""),
     ],
 )
