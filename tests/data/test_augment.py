@@ -238,7 +238,7 @@ def test_normalise_agrees_with_torchvision():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"crop": 0}, "augment.crop must be at least 1, got 0"),
+        ({"crop": 0}, "augment.crop must be at least 1 and at most 2048, got 0"),
         ({"horizontal_flip": 1.5}, "horizontal_flip must be at least 0 and at most 1, got 1.5"),
         ({"hue": 0.6}, "hue must be at least 0 and at most 0.5"),
         ({"brightness": -0.1}, "brightness must be at least 0"),

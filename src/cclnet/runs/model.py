@@ -312,7 +312,7 @@ class Calibration:
 class _CalibrationContent:
     """calibration.json without the abstention curve."""
 
-    temperature: FittedTemperature = FittedTemperature()
+    temperature: FittedTemperature
     decision: DecisionRule | None = None
     confidence: str = field(default="probability", metadata=rule(choices=CONFIDENCES))
     sets: ConformalThresholds | None = None
