@@ -65,7 +65,7 @@ async def kill_in_turn(address: str, images: list[bytes], pid: int) -> list[dict
     loops = [asyncio.create_task(client_loop(index)) for index in range(CLIENTS_DURING_KILLS)]
     found = []
     await asyncio.sleep(2)
-    for victim in processes_of(pid)[1:]:
+    for victim in reversed(processes_of(pid)[1:]):  # the fork server after its processes, which it would take along
         if victim not in processes_of(pid):
             continue  # it ended with another one
         what, at = command_of(victim), time.monotonic()
@@ -122,7 +122,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = write_run(Path(folder) / given.backbone, given.backbone, given.size)
         with serving(run) as (address, pid, engine):
-            single = percentiles(asyncio.run(alone(address, images, 100)))
+            single = percentiles(asyncio.run(alone(address, images, 50)))
             load = asyncio.run(together(address, images, 32, given.seconds, pid))
             latency = percentiles(load.pop("latencies"))
             load.pop("memory_mb")

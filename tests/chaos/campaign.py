@@ -86,8 +86,9 @@ def run_case(material: Material, count: int, seed: int, number: int) -> dict[str
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_corpus(count: int, seed: int, workers: int) -> list[dict[str, Any]]:
+def run_corpus(count: int, seed: int, workers: int, minutes: float = 0.0) -> list[dict[str, Any]]:
     """Run all cases, ``workers`` at once; each worker is a fork of this process, and each case a fork of a worker."""
+    begin = time.monotonic()
     warm_up()
     with tempfile.TemporaryDirectory() as folder:
         material = make_material(Path(folder))
@@ -97,6 +98,9 @@ def run_corpus(count: int, seed: int, workers: int) -> list[dict[str, Any]]:
                 results.append(result)
                 if result["faults"]:
                     print(json.dumps(result, indent=1), flush=True)
+                if minutes and time.monotonic() - begin > 60 * minutes:
+                    pool.shutdown(cancel_futures=True)
+                    break
         return results
 
 
@@ -126,6 +130,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=0.0, help="begin no case after so long; 0: no limit")
     parser.add_argument("--out", type=Path, help="a JSON file")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of cases to run, with their output")
     given = parser.parse_args()
@@ -137,7 +142,7 @@ def main() -> None:
                 print(json.dumps(run_case(material, given.cases, given.seed, number), indent=1))
         return
     begin = time.monotonic()
-    results = run_corpus(given.cases, given.seed, given.workers)
+    results = run_corpus(given.cases, given.seed, given.workers, given.minutes)
     content: dict[str, Any] = {**origin(), "seed": given.seed, "corpus": summary(results)}
     content["corpus"]["minutes"] = round((time.monotonic() - begin) / 60, 2)
     content["corpus"]["load_of_the_machine"] = round(os.getloadavg()[2], 1)  # processes that want to run; 15 minutes
