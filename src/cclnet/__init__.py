@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cclnet.errors import InputError
 
 if TYPE_CHECKING:
-    from cclnet.api import compare, evaluate, train
+    from cclnet.api import compare, ensemble, evaluate, probe, train
     from cclnet.data.sources import open_data
     from cclnet.deploy.predictor import load
     from cclnet.head import CCLHead
@@ -27,9 +27,11 @@ __all__ = [
     "__version__",
     "build_method",
     "compare",
+    "ensemble",
     "evaluate",
     "load",
     "open_data",
+    "probe",
     "register_method",
     "train",
 ]
@@ -43,9 +45,11 @@ _MODULES = {
     "Method": "cclnet.methods",
     "build_method": "cclnet.methods",
     "compare": "cclnet.api",
+    "ensemble": "cclnet.api",
     "evaluate": "cclnet.api",
     "load": "cclnet.deploy.predictor",
     "open_data": "cclnet.data.sources",
+    "probe": "cclnet.api",
     "train": "cclnet.api",
     "register_method": "cclnet.methods",
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cclnet.errors import InputError
+from cclnet.errors import InputError, Interrupted
 from cclnet.settings import Settings, current_names, make_settings, merge_layers, read_settings
 
 if TYPE_CHECKING:
@@ -36,10 +36,14 @@ def run_settings(
         return make_settings({} if recipe else demo(), given)
     choice = choose_preset(preset, given)
     if announce:
-        from rich.console import Console
-
-        Console(stderr=True).print(choice.line, highlight=False, markup=False, soft_wrap=True)
+        _announce(choice.line)
     return make_settings(choice.settings, given)
+
+
+def _announce(line: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def train(
@@ -82,7 +86,7 @@ def train(
     if resume is None:
         # Before pandas and torch are imported, which takes seconds.
         chosen = run_settings(data, recipe, settings, preset, announce=progress)
-        from cclnet.runs.folder import free_name
+        from cclnet.runs.folder import RunFolder, free_name
         from cclnet.training.checks import check_settings
 
         check_settings(chosen)
@@ -90,22 +94,128 @@ def train(
     elif data or out or preset or recipe or settings:
         raise InputError("a resumed run keeps its settings: give no others with resume, except cache_dir.")
     else:
-        folder = resume
+        from cclnet.runs.folder import RunFolder
 
+        folder = resume
+    options = {"devices": devices, "accelerator": accelerator, "cache_dir": cache_dir, "progress": progress}
+    own = chosen or RunFolder(folder).read_settings()
+    if own.folds:
+        return _train_folds(own, Path(folder), resume is not None, options, on_epoch, summary)
     from cclnet.training import loop
     from cclnet.training.setup import is_rank_zero
 
-    run = loop.train(
-        chosen,
-        folder,
-        devices=devices,
-        accelerator=accelerator,
-        cache_dir=cache_dir,
-        progress=progress,
-        on_epoch=on_epoch,
-    )
+    run = loop.train(chosen, folder, on_epoch=on_epoch, **options)
     if is_rank_zero():
         evaluate(run, summary=summary)
+    return run
+
+
+def _train_folds(
+    settings: Settings,
+    folder: Path,
+    resumed: bool,
+    options: Mapping[str, Any],
+    on_epoch: Callable[[dict[str, Any], Any], None] | None,
+    summary: bool,
+) -> Path:
+    """Train each fold in a run folder fold-I of its own, then make their ensemble. Finished folds are skipped."""
+    from dataclasses import replace
+
+    from cclnet.data.sources import open_data
+    from cclnet.data.split import fold_settings
+    from cclnet.runs.folder import RunFolder
+    from cclnet.training import loop
+    from cclnet.training.setup import is_rank_zero
+
+    if (options["devices"] or 1) > 1:
+        raise InputError("folds on several devices need torchrun: start it with --nproc-per-node, without --devices.")
+    table = open_data(settings.data, settings)
+    if not resumed and is_rank_zero():
+        RunFolder(folder).create(settings)
+    runs = []
+    for fold, split in enumerate(fold_settings(table, settings.split, settings.folds)):
+        run = RunFolder(folder / f"fold-{fold}")
+        runs.append(run.path)
+        if run.scores.is_file():
+            continue
+        if run.find_predictions() is None:
+            own = None if run.settings.exists() else replace(settings, folds=0, split=split)
+            try:
+                loop.train(own, run.path, on_epoch=on_epoch, **options)
+            except Interrupted as stopped:
+                raise Interrupted(folder, stopped.signal) from None
+            except Exception:
+                if not resumed and is_rank_zero() and not any(folder.glob("fold-*")):
+                    RunFolder(folder).discard()  # there is nothing to resume
+                raise
+        if is_rank_zero():
+            evaluate(run.path)
+    if is_rank_zero() and not RunFolder(folder).scores.is_file():
+        from cclnet.deploy.ensemble import make_ensemble
+
+        if RunFolder(folder).find_predictions() is None:
+            make_ensemble(runs, folder)
+        evaluate(folder, summary=summary)
+    return folder
+
+
+def ensemble(runs: Sequence[str | Path], out: str | Path, *, summary: bool = False) -> Path:
+    """Make one model of several runs of the same classes: the mean of their calibrated probabilities.
+
+    Its folder is that of a run: it is evaluated, compared, exported and served like any other.
+
+    Args:
+        runs: folders of finished runs; backbones, crops and normalisation may differ.
+        out: the run folder to create.
+        summary: print the scores at the end, as the command does.
+    """
+    from cclnet.deploy.ensemble import make_ensemble
+
+    if (Path(out) / "settings.toml").exists():
+        raise InputError(f"{out} holds a run already: choose another --out.")
+    folder = make_ensemble(runs, out)
+    evaluate(folder, summary=summary)
+    return folder
+
+
+def probe(
+    data: str | Path,
+    out: str | Path | None = None,
+    *,
+    accelerator: str = "auto",
+    progress: bool = True,
+    summary: bool = False,
+    **settings: Any,
+) -> Path:
+    """Fit a logistic regression on the frozen features of a pretrained backbone; write its run folder, with report,
+    and return the folder.
+
+    Its predictions are out-of-fold: every image is predicted by a model that was not fitted on its fold. Penalty,
+    class weights and views are chosen inside the other folds. The model is fitted on all folds.
+
+    Args:
+        data: as for :func:`cclnet.open_data`. A test split that comes with it is predicted by the model.
+        out: the run folder to create. Default: a free name in runs/.
+        accelerator: "auto", "cpu" or "cuda".
+        progress: show a progress bar.
+        summary: print the scores at the end, as the command does.
+        **settings: fields of :class:`~cclnet.settings.Settings`, tables as dicts: backbone, weights, folds (default:
+            5), tta, method, ...
+    """
+    from cclnet.presets import probe_settings
+    from cclnet.runs.folder import free_name
+
+    given = merge_layers({"data": str(data)}, current_names(settings))
+    choice = probe_settings(given)
+    if progress:
+        _announce(choice.line)
+    chosen = make_settings(choice.settings, given)
+    from cclnet.training.checks import check_settings
+    from cclnet.training.probe import probe as run_probe
+
+    check_settings(chosen)
+    run = run_probe(chosen, out or free_name(Path("runs"), chosen, "probe"), accelerator=accelerator, progress=progress)
+    evaluate(run, summary=summary)
     return run
 
 

@@ -26,6 +26,15 @@ else:
 
 S = TypeVar("S")
 DEFAULT_LR = {"sgd": 0.1, "adamw": 0.001}
+# Test-time augmentation: the views of an image whose logits are averaged, by degrees of rotation, maybe of the mirror
+# image ("mirrored 180" is the vertical flip), or by the corner that is cropped and enlarged.
+TTA = {
+    "none": ("0",),
+    "flip": ("0", "mirrored 0"),
+    "flips": ("0", "180", "mirrored 0", "mirrored 180"),
+    "turns": ("0", "90", "180", "270", "mirrored 0", "mirrored 90", "mirrored 180", "mirrored 270"),
+    "crops": ("0", "top left", "top right", "bottom left", "bottom right"),
+}
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -203,6 +212,8 @@ class Settings(DataOptions):
     )
     std: tuple[float, ...] = setting((), "Channel standard deviations. Default: as for `mean`.", length=3, low=1e-6)
     split: SplitSettings = setting(SplitSettings(), "How the data is split.")  # noqa: RUF009
+    folds: int = setting(0, "Cross-validation with so many folds, at least 3; every image is predicted once. 0: none.",
+                         low=0, synonyms=("n_folds", "cv"))  # fmt: skip
     augment: AugmentSettings = setting(AugmentSettings(), "How training images are augmented.")  # noqa: RUF009
     ordered: bool | None = setting(
         None, "Whether the classes have an order, as grades do. Default: if their names are numbers in a row.",
@@ -266,6 +277,8 @@ class Settings(DataOptions):
                             choices=("accuracy", "balanced", "costs"), synonyms=("rule",))  # fmt: skip
     cost: str = setting("", "Costs of errors: MEL|BCC:NV=10 (true:predicted), or a CSV or TOML file. Others cost 1.",
                         synonyms=("costs", "cost_matrix"))  # fmt: skip
+    tta: str = setting("none", "Test-time augmentation: average the logits of 1, 2, 4, 8 or 5 views (forward passes).",
+                       choices=tuple(TTA))  # fmt: skip
     # Running.
     seed: int = setting(0, "Seed of weights, batches and augmentation.", low=0, synonyms=("random_state",))
     precision: str = setting("auto", "auto is bf16 on a GPU that has it, else float32.",
@@ -285,6 +298,10 @@ class Settings(DataOptions):
         balancing = [n for n in ("class_weights", "balanced_sampling", "logit_adjustment") if getattr(self, n)]
         if len(balancing) > 1:
             raise InputError(f"{' and '.join(balancing)} both balance the classes: choose one.")
+        if self.folds and (self.folds < 3 or self.split.folds is not None or self.split.file):
+            raise InputError(
+                f"folds must be at least 3, without split.folds and split.file beside it; got folds={self.folds}."
+            )
         if self.augment.crop > self.short_side:
             raise InputError(
                 f"augment.crop is {self.augment.crop} but images have a short side of {self.short_side}: "
@@ -419,6 +436,11 @@ def to_toml(settings: Settings) -> str:
     values = dataclasses.asdict(settings)
     own = values["method_settings"]
     values["method_settings"] = {key: "none" if value is None else value for key, value in own.items()}
+    return table_to_toml(values)
+
+
+def table_to_toml(values: Mapping[str, Any]) -> str:
+    """Nested values as TOML, without those that are None."""
     return "\n".join(_toml_lines(values, "")) + "\n"
 
 

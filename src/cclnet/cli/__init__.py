@@ -147,18 +147,21 @@ def _register_commands() -> None:
     from cclnet.cli.compare_command import compare, compare_methods
     from cclnet.cli.data_command import data_app
     from cclnet.cli.doubts_command import doubts
+    from cclnet.cli.ensemble_command import ensemble
     from cclnet.cli.evaluate_command import evaluate
     from cclnet.cli.export_command import export
     from cclnet.cli.methods_command import methods
     from cclnet.cli.predict_command import predict
     from cclnet.cli.presets_command import presets_app
+    from cclnet.cli.probe_command import probe
     from cclnet.cli.reproduce_command import reproduce
     from cclnet.cli.serve_command import serve
     from cclnet.cli.train_command import train
     from cclnet.cli.verify_command import verify
 
     evaluation = (evaluate, compare, compare_methods, doubts)
-    for command in (train, benchmark, *evaluation, serve, predict, export, verify, reproduce, methods):
+    training = (train, probe, ensemble, benchmark)
+    for command in (*training, *evaluation, serve, predict, export, verify, reproduce, methods):
         app.command()(command)
     app.add_typer(data_app, name="data")
     app.add_typer(presets_app, name="presets")

@@ -13,7 +13,7 @@ from cclnet.cli import with_settings
 from cclnet.settings import Settings
 
 
-@with_settings(Settings, only=("decision", "cost"))
+@with_settings(Settings, only=("decision", "cost", "tta"))
 def export(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     format: Annotated[str, typer.Option(help="onnx, torch (a .pt2 program) or safetensors.")] = "onnx",

@@ -17,7 +17,7 @@ from cclnet.files import make_folder
 from cclnet.settings import Settings
 
 
-@with_settings(Settings, only=("image_column", "image_folder", "follow_links", "decision", "cost"))
+@with_settings(Settings, only=("image_column", "image_folder", "follow_links", "decision", "cost", "tta"))
 def predict(
     run: Annotated[Path, typer.Argument(help="A run folder, or an exported model.")],
     images: Annotated[list[str], typer.Argument(help="Image files, folders of them, or one table (CSV) or data set.")],
@@ -55,11 +55,13 @@ def predict(
     inputs = predicting.gather(images, options.get("image_column"), folder, bool(options.get("follow_links")))
     console = Console(stderr=True)
     with console.status("Loading the model"):
-        rule = {name: options.get(name) for name in ("decision", "cost")}
+        rule = {name: options.get(name) for name in ("decision", "cost", "tta")}
         model = predicting.open_model(run, len(inputs), device, engine, explain is not None, **rule)
     if model.temperature is None:
         console.print("[yellow]note:[/yellow] there is no temperature, so probabilities are uncalibrated. `cclnet "
                       "evaluate` fits one if there are held-out images to fit it on.", highlight=False)  # fmt: skip
+    if (passes := model.description.passes) > 1:
+        console.print(f"{passes} forward passes per image", highlight=False)
     threshold = None
     if coverage is not None or risk is not None:
         point = model.curve.at(coverage, risk)

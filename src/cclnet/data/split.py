@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,23 @@ def split_kind(table: ImageTable, settings: SplitSettings) -> str:
     if settings.by == "given" or (settings.by == "auto" and has_splits):
         return "given"
     return settings.by if settings.by != "auto" else _default_by(table)
+
+
+def fold_settings(table: ImageTable, settings: SplitSettings, folds: int) -> list[SplitSettings]:
+    """Return the settings of each fold of a cross-validation: fold f is the validation split of the f-th.
+
+    A test split that comes with the data is kept; other given splits are divided anew.
+    """
+    by = settings.by if settings.by in ("group", "class") else _default_by(table)
+    return [replace(settings, by=by, folds=folds, fold=fold) for fold in range(folds)]
+
+
+def assign_folds(table: ImageTable, settings: SplitSettings, folds: int) -> Indices:
+    """Return the cross-validation fold of each image, [N], from 0; -1 for images of a test split."""
+    fold_of = np.full(len(table), -1, dtype=np.intp)
+    for fold, own in enumerate(fold_settings(table, settings, folds)):
+        fold_of[make_split(table, own) == "val"] = fold
+    return fold_of
 
 
 def _given_splits(table: ImageTable, settings: SplitSettings) -> SplitNames | None:
@@ -245,10 +263,11 @@ def _refuse_leaks(splits: SplitNames, table: ImageTable, settings: SplitSettings
     )
 
 
-def split_table(table: ImageTable, splits: SplitNames) -> SplitTable:
-    """The content of split.csv: image, split, group (where known) and label."""
+def split_table(table: ImageTable, splits: SplitNames, folds: Indices | None = None) -> SplitTable:
+    """The content of split.csv: image, split, group (where known), label and, where given, fold (-1: none)."""
     names, labels = np.array(table.names, dtype=np.str_), np.array(table.label_names(), dtype=np.str_)
-    return SplitTable(names, splits, table.groups, labels)
+    fold_names = None if folds is None else np.where(folds < 0, "", folds.astype(np.str_))
+    return SplitTable(names, splits, table.groups, labels, fold_names)
 
 
 def write_split(path: str | Path, table: ImageTable, splits: SplitNames) -> None:

@@ -20,7 +20,7 @@ from cclnet.errors import InputError, unknown
 from cclnet.runs.checksums import checking
 
 if TYPE_CHECKING:
-    from cclnet.deploy.shipped import Shipped
+    from cclnet.deploy.shipped import Ensemble, Shipped
     from cclnet.runs.model import ModelDescription
 
 Pixels = npt.NDArray[np.uint8]
@@ -141,28 +141,20 @@ class TorchEngine:
 
     name = "torch"
 
-    def __init__(self, shipped: Shipped, device: str = "auto") -> None:
+    def __init__(self, shipped: Shipped | Ensemble, device: str = "auto") -> None:
         self.device = torch_device(device)
         self.shipped, self.has_features = shipped.to(self.device), shipped.with_features
 
     def run(self, batch: Pixels, maps: bool) -> Outputs:
         import torch
 
-        from cclnet.deploy.shipped import grad_cam
-
-        shipped = self.shipped
-        with torch.no_grad():
-            features = shipped.features(torch.from_numpy(np.ascontiguousarray(batch)).to(self.device))
-            probabilities = shipped.probabilities(shipped.model.forward_head(features).double())
-            top = probabilities.argmax(dim=1)
-            pooled = shipped.pooled(features).float().cpu().numpy() if shipped.with_features else None
-            if not maps:
-                return probabilities.cpu().numpy(), None, pooled
-            if shipped.layout is not None:
-                found = shipped.evidence(features)[torch.arange(len(batch)), top]
-            else:
-                found = grad_cam(shipped.model, features, top)
-        return probabilities.cpu().numpy(), found.float().cpu().numpy(), pooled
+        images = torch.from_numpy(np.ascontiguousarray(batch)).to(self.device)
+        probabilities, found, pooled = self.shipped.answer(images, maps)
+        return (
+            probabilities.cpu().numpy(),
+            None if found is None else found.float().cpu().numpy(),
+            None if pooled is None else pooled.float().cpu().numpy(),
+        )
 
 
 def torch_device(device: str) -> str:

@@ -22,7 +22,7 @@ import torch
 
 from cclnet.deploy.card import model_card
 from cclnet.deploy.engines import OnnxEngine, Pixels
-from cclnet.deploy.shipped import Shipped, read_shipped
+from cclnet.deploy.shipped import Ensemble, Shipped, read_shipped
 from cclnet.errors import InputError, first_line, unknown
 from cclnet.evaluation.decision import curve_of_run, rule_of_run
 from cclnet.files import make_folder, write_whole
@@ -41,7 +41,7 @@ MAX_MAP_DIFFERENCE = 1e-3  # relative to the largest value of a map
 
 def export(
     run: str | Path, format: str = "onnx", out: str | Path | None = None, licence: str = "",
-    decision: str | None = None, cost: str | None = None,
+    decision: str | None = None, cost: str | None = None, tta: str | None = None,
 ) -> Path:  # fmt: skip
     """Export the model of a run folder; returns the folder with the model, model.json, README.md (the model card) and,
     if the run has them, calibration.json and soft_labels.csv.
@@ -54,6 +54,7 @@ def export(
         out: a folder that does not exist or is empty. Default: ``export-FORMAT`` in the run folder.
         decision, cost: the decision rule in calibration.json and its costs, as for ``cclnet.load``. It is not part of
             the exported program, whose output stays the probabilities.
+        tta: test-time augmentation, part of the program. Default: that of the run, which its scores belong to.
     """
     run = Path(run).expanduser()
     if format not in FORMATS:
@@ -65,6 +66,7 @@ def export(
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"{out} exists already: choose another --out, or remove it first.")
     description, calibration = files.read_model(), files.read_calibration()
+    description = description if tta is None else description.with_tta(tta)
     classes, multilabel = description.classes, description.multilabel
     rule = rule_of_run(files, classes, multilabel, description.class_counts, decision, cost)
     temperature = calibration.temperature.value
@@ -121,7 +123,7 @@ def _numpy_outputs(program: Callable[..., Any]) -> Run:
 
 
 def exported_description(
-    description: ModelDescription, shipped: Shipped, format: str, checked: dict[str, Any]
+    description: ModelDescription, shipped: Shipped | Ensemble, format: str, checked: dict[str, Any]
 ) -> ModelDescription:
     """model.json of an export: that of the run, how to prepare an image, and the result of the check."""
     height, width = description.crop
@@ -138,6 +140,9 @@ def exported_description(
             "softmax of log(p) / temperature, p = softmax of logits times the inverse of target, at least "
             f"{LEAST:g} each, normalised to sum to one"
         )
+    if description.members:
+        removed = ["crop and scale for each network", *removed]
+        output = f"mean of the calibrated probabilities of {len(description.members)} networks, then temperature"
     export = ExportInfo(
         format=format,
         file=FORMATS[format],
@@ -157,7 +162,7 @@ def exported_description(
     return replace(description, trained=trained, export=export)
 
 
-def onnx_program(shipped: Shipped, description: ModelDescription, temperature: float | None = None) -> bytes:
+def onnx_program(shipped: Shipped | Ensemble, description: ModelDescription, temperature: float | None = None) -> bytes:
     """The network as ONNX: ``images`` uint8 [batch, h, w, 3] to ``probabilities`` [batch, K]; where they have a closed
     form, ``maps`` [batch, K, h', w']; if there are statistics of them, ``features`` [batch, F]."""
     try:
@@ -183,7 +188,7 @@ def onnx_program(shipped: Shipped, description: ModelDescription, temperature: f
         return proto.SerializeToString()
 
 
-def torch_program(shipped: Shipped, description: ModelDescription) -> tuple[bytes, Callable[..., Any]]:
+def torch_program(shipped: Shipped | Ensemble, description: ModelDescription) -> tuple[bytes, Callable[..., Any]]:
     """The network as a torch.export program: the content of its file, and the program to call.
 
     The example inputs, which torch would pickle, are left out: the rest is JSON and raw numbers.
@@ -235,7 +240,7 @@ def check_images(crop: tuple[int, int], count: int = 8) -> Pixels:
     return np.rint(images).astype(np.uint8)
 
 
-def check(shipped: Shipped, images: Pixels, run: Run, what: str) -> dict[str, Any]:
+def check(shipped: Shipped | Ensemble, images: Pixels, run: Run, what: str) -> dict[str, Any]:
     """Compare the outputs of ``run`` (probabilities, and maps and features if any) with the network in PyTorch, for one
     image and for all at once. Returns the largest differences, those of maps and features relative to their largest
     value."""

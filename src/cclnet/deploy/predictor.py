@@ -223,7 +223,7 @@ class Model:
 
 def load(
     path: str | Path, device: str = "auto", engine: str = "auto", threads: int | None = None,
-    decision: str | None = None, cost: str | None = None,
+    decision: str | None = None, cost: str | None = None, tta: str | None = None,
 ) -> Model:  # fmt: skip
     """A model from a run folder or an export (the folder, model.onnx or model.safetensors).
 
@@ -237,6 +237,8 @@ def load(
         threads: threads of ONNX Runtime per batch. Default: one per core.
         decision: the decision rule, "accuracy", "balanced" or "costs". Default: that of the run.
         cost: the costs of errors, such as "MEL:NV=10" (true:predicted), or a .csv or .toml file of them.
+        tta: test-time augmentation, see ``Settings.tta``. Default: that of the run, which its temperature was fitted
+            with.
     """
     path = Path(path).expanduser()
     if engine not in ("auto", *FILES):
@@ -244,6 +246,10 @@ def load(
     folder, available = _files_of(path)
     files = RunFolder(folder)
     description, calibration = files.read_model(), files.read_calibration()
+    if tta is not None:
+        if "torch" not in available or (engine == "onnx" and "onnx" in available):
+            raise InputError("tta is part of an exported program: give the run folder, or export it with --tta.")
+        description, available = description.with_tta(tta), {"torch"}
     classes, multilabel = description.classes, description.multilabel
     rule = rule_of_run(files, classes, multilabel, description.class_counts, decision, cost)
     if engine == "torch" and "torch" not in available:

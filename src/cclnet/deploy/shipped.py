@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cclnet.data.augment import normalise
+from cclnet.data.views import VIEWS
 from cclnet.errors import InputError
 from cclnet.functional import inverse_of, unsoften_by
 from cclnet.network import TimmClassifier, image_size_settings
 from cclnet.runs.checksums import checking
 from cclnet.runs.model import ModelDescription
+from cclnet.settings import TTA
+
+Answer = tuple[Tensor, Tensor | None, Tensor | None]  # probabilities, maps, features
 
 
 class Shipped(nn.Module):
@@ -25,7 +29,8 @@ class Shipped(nn.Module):
 
     A network that averages its last feature map A and classifies linearly has the logit
     ``z_k = b_k + mean_xy Σ_c W_kc A_c(x, y)``. Its class activation map ``M_k(x, y) = Σ_c W_kc A_c(x, y)`` is what each
-    position adds to the logit; the mean of the map is the logit without its bias.
+    position adds to the logit; the mean of the map is the logit without its bias. With test-time augmentation the maps
+    are those of the image itself.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class Shipped(nn.Module):
         self.std: Tensor
         self.register_buffer("mean", torch.tensor(description.mean), persistent=False)
         self.register_buffer("std", torch.tensor(description.std), persistent=False)
+        self.views = [VIEWS[name] for name in TTA[description.tta]]
         self.inverse: Tensor | None
         target = None if description.target is None else torch.tensor(description.target, dtype=torch.float64)
         self.register_buffer("inverse", None if target is None else inverse_of(target), persistent=False)
@@ -51,6 +57,14 @@ class Shipped(nn.Module):
     def features(self, batch: Tensor) -> Tensor:
         """The last feature map, in the layout of the network."""
         return self.model.forward_features(normalise(batch, self.mean, self.std))
+
+    def logits(self, batch: Tensor, features: Tensor) -> Tensor:
+        """The logits [N, K], averaged over the views; ``features`` are those of the first view, the image itself."""
+        logits = self.model.forward_head(features)
+        if len(self.views) == 1:
+            return logits
+        images = normalise(batch, self.mean, self.std)
+        return torch.stack([logits, *(self.model(view(images)) for view in self.views[1:])]).mean(dim=0)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         if self.inverse is not None:
@@ -66,7 +80,7 @@ class Shipped(nn.Module):
 
     def forward(self, batch: Tensor) -> tuple[Tensor, ...]:
         features = self.features(batch)
-        outputs = [self.probabilities(self.model.forward_head(features))]
+        outputs = [self.probabilities(self.logits(batch, features))]
         outputs += [self.evidence(features)] if self.maps else []
         outputs += [self.pooled(features)] if self.with_features else []
         return tuple(outputs)
@@ -79,6 +93,114 @@ class Shipped(nn.Module):
     def outputs(self) -> list[str]:
         """The names of what ``forward`` returns."""
         return ["probabilities", *(["maps"] if self.maps else []), *(["features"] if self.with_features else [])]
+
+    @torch.no_grad()
+    def answer(self, batch: Tensor, maps: bool) -> Answer:
+        """Probabilities in float64; with ``maps`` the map of the most probable class of each image; the pooled features
+        if ``with_features``."""
+        features = self.features(batch)
+        probabilities = self.probabilities(self.logits(batch, features).double())
+        pooled = self.pooled(features) if self.with_features else None
+        top = probabilities.argmax(dim=1)
+        if not maps:
+            return probabilities, None, pooled
+        if self.layout is not None:
+            return probabilities, self.evidence(features)[torch.arange(len(batch)), top], pooled
+        return probabilities, grad_cam(self.model, features, top), pooled
+
+
+class Ensemble(nn.Module):
+    """Several networks as one: ``ensemble(uint8 [N, h, w, 3])`` → the mean of their calibrated probabilities; of their
+    maps where all members see the same region and have maps; the features of the first member if it gives them.
+
+    Every member takes its own crop from the image, scaled to its own short side if that is smaller.
+    """
+
+    def __init__(self, members: list[Shipped], description: ModelDescription, temperature: float | None = None) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self._members = members  # the same with their type
+        self.with_features = members[0].with_features
+        self.multilabel, self.temperature = description.multilabel, temperature or 1.0
+        self.boxes: list[tuple[int, int, int, int]] = []
+        for index, own in enumerate(description.members):
+            box = member_box(description, index)
+            self.boxes.append(box)
+            for name, size, want in (("rows", box[2], own.crop[0]), ("columns", box[3], own.crop[1])):
+                self.register_buffer(f"{name}{index}", _resizing(size, want), persistent=False)
+        same = all(box == (0, 0, *description.crop) for box in self.boxes)
+        sizes = {(own.crop, own.backbone) for own in description.members}
+        self.maps = same and len(sizes) == 1 and all(member.maps for member in members)
+        self.eval()
+
+    def inputs(self, batch: Tensor) -> list[Tensor]:
+        """What each member sees of the images, [N, h, w, 3]."""
+        found = []
+        for index, (top, left, height, width) in enumerate(self.boxes):
+            own = batch[:, top : top + height, left : left + width]
+            rows, columns = self.get_buffer(f"rows{index}"), self.get_buffer(f"columns{index}")
+            if rows.shape[0] != height or columns.shape[0] != width:
+                scaled = torch.einsum("oh,nhwc->nowc", rows, own.float())
+                own = torch.einsum("pw,nowc->nopc", columns, scaled).round().clamp(0, 255)
+            found.append(own)
+        return found
+
+    def average(self, probabilities: Sequence[Tensor]) -> Tensor:
+        """The mean [N, K] of the members' probabilities, after the temperature of the ensemble."""
+        mean = torch.stack(tuple(probabilities)).mean(dim=0)
+        if self.temperature == 1.0:
+            return mean
+        if self.multilabel:
+            return torch.sigmoid(torch.logit(mean, eps=1e-7) / self.temperature)
+        return torch.softmax(mean.clamp(min=1e-12).log() / self.temperature, dim=1)
+
+    def forward(self, batch: Tensor) -> tuple[Tensor, ...]:
+        members = [member(own) for member, own in zip(self._members, self.inputs(batch), strict=True)]
+        outputs = [self.average([own[0] for own in members])]
+        outputs += [torch.stack([own[1] for own in members]).mean(dim=0)] if self.maps else []
+        outputs += [members[0][-1]] if self.with_features else []
+        return tuple(outputs)
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of what ``forward`` returns."""
+        return ["probabilities", *(["maps"] if self.maps else []), *(["features"] if self.with_features else [])]
+
+    @torch.no_grad()
+    def answer(self, batch: Tensor, maps: bool) -> Answer:
+        """As :meth:`Shipped.answer`."""
+        if maps and not self.maps:
+            raise InputError(
+                "this ensemble has no class activation maps: its networks see different regions of an image, or have "
+                "none in closed form. Explain its members, or make an ensemble of runs with one backbone and crop."
+            )
+        features, probabilities = [], []
+        for member, own in zip(self._members, self.inputs(batch), strict=True):
+            features.append(member.features(own))
+            probabilities.append(member.probabilities(member.logits(own, features[-1]).double()))
+        mean = self.average(probabilities)
+        pooled = self._members[0].pooled(features[0]) if self.with_features else None
+        if not maps:
+            return mean, None, pooled
+        top, images = mean.argmax(dim=1), torch.arange(len(batch))
+        found = [member.evidence(own)[images, top] for member, own in zip(self._members, features, strict=True)]
+        return mean, torch.stack(found).mean(dim=0), pooled
+
+
+def member_box(description: ModelDescription, index: int) -> tuple[int, int, int, int]:
+    """The top, left, height and width of what a member sees, in the pixels of the ensemble's input."""
+    own, (height, width) = description.members[index], description.crop
+    size = [round(side * description.short_side / own.short_side) for side in own.crop]
+    top, left = (round((have - want) / 2) for have, want in zip((height, width), size, strict=True))
+    return top, left, size[0], size[1]
+
+
+def _resizing(size: int, want: int) -> Tensor:
+    """The matrix [want, size] that resizes a line of pixels, bicubic with antialiasing."""
+    if size == want:
+        return torch.eye(size)
+    unit = torch.eye(size)[None, None]
+    return nn.functional.interpolate(unit, size=(want, size), mode="bicubic", antialias=True)[0, 0]
 
 
 @torch.no_grad()
@@ -102,36 +224,55 @@ def map_layout(shipped: Shipped, crop: tuple[int, int]) -> str | None:
 
 def read_shipped(
     path: Path, description: ModelDescription, temperature: float | None = None, with_features: bool = False
-) -> Shipped:
+) -> Shipped | Ensemble:
     """The network of model.json with the weights in ``path``, a .safetensors file, which cannot contain code.
 
     The network is built after its shapes were compared with those in the file, so that a small file that claims a huge
     network costs no memory. ``temperature`` None is 1.
     """
     _refuse_pickle(path)
-    size = image_size_settings(description.backbone, description.crop)
+    members = {f"{i}.": description.member(i) for i in range(len(description.members))} or {"": description}
     with checking(path):
-        return Shipped(_read_network(path, description, size), description, temperature, with_features)
+        networks = _read_networks(path, description, members)
+    if not description.members:
+        return Shipped(networks[0], description, temperature, with_features)
+    shipped = [
+        Shipped(model, own, info.temperature, with_features and model is networks[0])
+        for model, own, info in zip(networks, members.values(), description.members, strict=True)
+    ]
+    return Ensemble(shipped, description, temperature)
 
 
-def _read_network(path: Path, description: ModelDescription, size: dict[str, Any]) -> nn.Module:
-    name, count = description.backbone, len(description.classes)
+def _read_networks(
+    path: Path, description: ModelDescription, members: Mapping[str, ModelDescription]
+) -> list[nn.Module]:
+    """The networks of ``members``, by what the names of their weights begin with."""
     try:
         with safe_open(path, framework="pt") as file:
             given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        with torch.device("meta"):  # shapes without memory
-            empty = TimmClassifier(name, count, backbone_settings=size).shipped
-        shapes = {key: tuple(value.shape) for key, value in empty.state_dict().items()}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for prefix, own in members.items():
+            with torch.device("meta"):  # shapes without memory
+                empty = _network(own)
+            shapes |= {prefix + key: tuple(value.shape) for key, value in empty.state_dict().items()}
         if given != shapes:
             raise InputError(
-                f"{path} is refused: it does not fit {name} with {count} classes, which model.json names. Expected: "
-                f"{_listed(shapes, given) or 'nothing more'}; found instead: {_listed(given, shapes) or 'nothing'}."
+                f"{path} is refused: it does not fit {description.backbone} with {len(description.classes)} classes, "
+                f"which model.json names. Expected: {_listed(shapes, given) or 'nothing more'}; found instead: "
+                f"{_listed(given, shapes) or 'nothing'}."
             )
-        model = TimmClassifier(name, count, backbone_settings=size).shipped
-        model.load_state_dict(load_file(path))
+        weights, networks = load_file(path), []
+        for prefix, own in members.items():
+            networks.append(_network(own))
+            networks[-1].load_state_dict({key: weights[prefix + key] for key in networks[-1].state_dict()})
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} is refused: it is not a whole .safetensors file ({error}).") from error
-    return model
+    return networks
+
+
+def _network(description: ModelDescription) -> nn.Module:
+    size = image_size_settings(description.backbone, description.crop)
+    return TimmClassifier(description.backbone, len(description.classes), backbone_settings=size).shipped
 
 
 def _refuse_pickle(path: Path) -> None:

@@ -51,19 +51,38 @@ def choose_preset(name: str, given: Mapping[str, Any]) -> Choice:
     if name == "paper" or (given.get("pretrained") is False and not given.get("weights")):
         settings = settings if name else read_settings(_file("paper"))
         return Choice(settings, f"preset {name or 'paper'}: train from scratch.")
+    settings, where, missing = _pretrained(settings, given)
+    if missing:
+        return _from_scratch(name, missing)
+    return Choice(settings, f"preset {name or 'finetune'}: fine-tune {settings['backbone']}, weights {where}.")
+
+
+def probe_settings(given: Mapping[str, Any]) -> Choice:
+    """The settings of ``cclnet probe``, which ``given`` overrides."""
+    make_settings({"short_side": 65536}, given)
+    settings, where, missing = _pretrained(read_settings(_file("probe")), given)
+    if missing:
+        raise InputError(f"a probe needs pretrained weights, but {missing}. Give --weights FILE.")
+    return Choice(settings, f"probe of {settings['backbone']}, weights {where}.")
+
+
+def _pretrained(settings: dict[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], str, str]:
+    """The settings with the backbone, its weights and the input size they were made for; where the weights come from,
+    and why they cannot be had: one of the two texts is empty."""
     backbone = str(given.get("backbone", settings["backbone"]))
     if weights := given.get("weights"):
         backbone = str(given.get("backbone", "")) or _model_named_like(weights) or backbone
         settings |= {"backbone": backbone, "pretrained": False}
-        where = f"from {Path(weights).name}"
+        where, missing = f"from {Path(weights).name}", ""
     else:
+        settings |= {"backbone": backbone}
         where, missing = find_weights(backbone)
         if missing:
-            return _from_scratch(name, f"the pretrained weights of {backbone} cannot be had: {missing}")
+            missing = f"the pretrained weights of {backbone} cannot be had: {missing}"
     crop = given.get("augment", {}).get("crop")
-    if crop is not None or "crop" not in settings["augment"]:
+    if crop is not None or "crop" not in settings.get("augment", {}):
         settings = merge_layers(settings, input_settings(backbone, crop))
-    return Choice(settings, f"preset {name or 'finetune'}: fine-tune {backbone}, weights {where}.")
+    return settings, where, missing
 
 
 def _from_scratch(name: str, reason: str) -> Choice:

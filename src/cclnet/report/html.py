@@ -114,6 +114,9 @@ def evaluated_on(scores: Scores | Comparison) -> str:
     """The reported split and its size."""
     split = scores.split
     name = "all images of the file" if split.name == "all" else f"the {split.name} split"
+    model = getattr(scores, "model", None) or {}
+    if split.name == "val" and (folds := (model.get("trained") or {}).get("folds")):
+        name = f"out-of-fold predictions of {folds} folds"
     groups = f" of {count_text(split.groups, 'group')} (lesions or patients)" if split.groups else ""
     classes = count_text(len(scores.classes), "class", "classes")
     return f"{name}: {count_text(split.images, 'image')}{groups}, {classes}"

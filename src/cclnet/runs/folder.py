@@ -39,7 +39,7 @@ from cclnet.runs.predictions import (
 from cclnet.runs.scores import ClassLeak, Leak, Scores, read_scores, write_scores
 from cclnet.runs.spreadsheet import mark_texts, unmark_texts
 from cclnet.schema import from_plain
-from cclnet.settings import Settings, current_names, make_settings, read_settings, to_toml
+from cclnet.settings import Settings, current_names, make_settings, read_settings, table_to_toml, to_toml
 
 MAX_VALUES, MAX_VALUE = 100, 100  # different values of a text column in metadata.csv, and characters of each
 PREDICTIONS = ("predictions.csv", "predictions.csv.gz", "predictions.csv.bz2")  # any one of them
@@ -53,10 +53,13 @@ class SplitTable:
     splits: Strings  # train, calibration, val or test
     groups: Strings | None = None  # lesion or patient, empty where unknown
     labels: Strings | None = None  # several labels of one image are joined by |
+    # Of cross-validation: the model that predicted an image was trained on the other folds. Empty: on all folds.
+    folds: Strings | None = None
 
     def to_frame(self) -> pd.DataFrame:
-        """The table with the columns image, split and, where known, group and label."""
-        columns = {"image": self.images, "split": self.splits, "group": self.groups, "label": self.labels}
+        """The table with the columns image, split and, where known, group, label and fold."""
+        columns = {"image": self.images, "split": self.splits, "group": self.groups, "label": self.labels,
+                   "fold": self.folds}  # fmt: skip
         return pd.DataFrame({name: column.tolist() for name, column in columns.items() if column is not None})
 
 
@@ -81,8 +84,8 @@ def read_split_file(path: str | Path) -> SplitTable:
         )
     frame = pd.DataFrame({name: unmark_texts(column) for name, column in frame.items()}, dtype=str)
     image, split = (frame[name].to_numpy(dtype=np.str_) for name in ("image", "split"))
-    group, label = (frame[name].to_numpy(dtype=np.str_) if name in frame else None for name in ("group", "label"))
-    return SplitTable(image, split, group, label)
+    further = (frame[name].to_numpy(dtype=np.str_) if name in frame else None for name in ("group", "label", "fold"))
+    return SplitTable(image, split, *further)
 
 
 def leaks(
@@ -175,6 +178,10 @@ class RunFolder:
     def read_settings_table(self) -> dict[str, Any]:
         """The settings as nested values, just as the file has them; {} without a file."""
         return current_names(read_settings(self.settings)) if self.settings.exists() else {}
+
+    def write_settings_table(self, values: Mapping[str, Any]) -> None:
+        """Write settings that are not those of one training, such as what the runs of an ensemble have in common."""
+        write_whole(self.settings, table_to_toml(values))
 
     def read_split(self) -> SplitTable:
         return read_split_file(self.split)
@@ -318,10 +325,10 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def free_name(folder: Path, settings: Settings) -> Path:
-    """A folder that does not exist yet, named after data, backbone, method and seed."""
+def free_name(folder: Path, settings: Settings, kind: str = "") -> Path:
+    """A folder that does not exist yet, named after data, backbone, method and seed, or ``kind`` for both."""
     stem = Path(settings.data.partition(":")[0]).stem or "data"
-    name = f"{stem}-{settings.backbone}-{settings.method}-seed{settings.seed}"
+    name = f"{stem}-{settings.backbone}-{kind or f'{settings.method}-seed{settings.seed}'}"
     for number in range(1, 10_000):
         path = folder / (name if number == 1 else f"{name}-{number}")
         if not path.exists():
@@ -387,8 +394,7 @@ class OpenedRun:
         known = int((groups != "").sum())
         if not known:
             return None
-        trained = split.loc[split["split"] == "train", "group"].to_numpy(dtype=np.str_)
-        shared = np.isin(groups, trained) & (groups != "")
+        shared = _trained_on(split, reported.images, groups) & (groups != "")
         members = [np.full(len(reported), True), *(reported.targets.T > 0)]
         counts = [(int((own & shared).sum()), int(own.sum())) for own in members]
         (hits, share), *classes = ((hits, hits / images if images else None) for hits, images in counts)
@@ -398,6 +404,20 @@ class OpenedRun:
         if known < len(reported):
             words += f" Of {len(reported) - known:,} others it is not known."
         return Leak(hits, share, per_class, words)
+
+
+def _trained_on(split: pd.DataFrame, images: Strings, groups: Strings) -> npt.NDArray[np.bool_]:
+    """Whether each image belongs to a group that its model was trained on: the images of the split train, and with
+    cross-validation those of the other folds."""
+    if "fold" not in split:
+        return np.isin(groups, split.loc[split["split"] == "train", "group"].to_numpy(dtype=np.str_))
+    own = split.set_index("image")["fold"].reindex(images).fillna("").to_numpy(dtype=np.str_)
+    shared = np.zeros(len(images), dtype=bool)
+    for fold in np.unique(own):
+        trained = (split["split"] == "train") | ((split["fold"] != "") & (split["fold"] != fold))
+        rows = own == fold
+        shared[rows] = np.isin(groups[rows], split.loc[trained, "group"].to_numpy(dtype=np.str_))
+    return shared
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

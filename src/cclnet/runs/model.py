@@ -12,20 +12,21 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from cclnet.errors import InputError
+from cclnet.errors import InputError, unknown
 from cclnet.files import Writer, read_json, write_json, write_whole
 from cclnet.runs.checksums import check_file
 from cclnet.runs.decision_rule import DecisionRule
 from cclnet.runs.provenance import Commit
 from cclnet.runs.spreadsheet import mark_texts, unmark_texts
 from cclnet.schema import from_plain, rule, to_plain
+from cclnet.settings import TTA
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,6 +34,7 @@ MAX_CLASSES = 100_000
 MAX_SIDE = 8192  # pixels
 MAX_CROP = 2048  # pixels per side: the activations of one image take about a gigabyte
 MAX_TEXT = 1000  # characters
+MAX_MEMBERS = 100  # of an ensemble
 COUNT, TEXT, SHARE = rule(low=0), rule(max_text=MAX_TEXT), rule(low=0, high=1)
 TEMPERATURE = rule(low=1e-3, high=1e3)
 NAMES = {"probability": "confidence", "logit_norm": "logit divided by the norm of the logits"}  # to abstain by
@@ -54,6 +56,7 @@ class TrainedInfo:
     versions: Mapping[str, str] | None = field(default=None, metadata=TEXT)
     commit: Commit | None = None
     images: int | None = field(default=None, metadata=COUNT)  # of the training split
+    folds: int | None = field(default=None, metadata=COUNT)  # of the out-of-fold predictions of the split val
     data: str | None = field(default=None, metadata=TEXT)  # the setting
     fingerprint: str | None = field(default=None, metadata=TEXT)  # hash of names, labels, classes and groups
     cut: bool | None = None  # whether max_minutes ended training before the last epoch
@@ -79,6 +82,20 @@ _BESIDE_EXPORTED = ("preprocessing", "done_by_the_file", "output", "label_thresh
 
 
 @dataclass(frozen=True)
+class Member:
+    """A network of an ensemble: what may differ from the other members. The fields are those of ModelDescription."""
+
+    backbone: str = field(metadata=rule(max_text=200))
+    short_side: int = field(metadata=rule(low=1, high=MAX_SIDE))
+    crop: tuple[int, int] = field(metadata=rule(low=1, high=MAX_SIDE))
+    mean: tuple[float, float, float] = field(metadata=rule(low=-1000, high=1000))
+    std: tuple[float, float, float] = field(metadata=rule(low=1e-6, high=1000))
+    target: tuple[tuple[float, ...], ...] | None = field(default=None, metadata=SHARE)
+    tta: str = field(default="none", metadata=rule(choices=tuple(TTA)))
+    temperature: float | None = field(default=None, metadata=TEMPERATURE)  # None: not calibrated
+
+
+@dataclass(frozen=True)
 class ModelDescription:
     """The checked content of model.json."""
 
@@ -96,6 +113,10 @@ class ModelDescription:
     collapse_softness: float | None = field(default=None, metadata=SHARE)  # of collapsed class features
     # The soft labels that are removed from the probabilities, [K][K]; None where they are left as they are.
     target: tuple[tuple[float, ...], ...] | None = field(default=None, metadata=SHARE)
+    tta: str = field(default="none", metadata=rule(choices=tuple(TTA)))  # views whose logits are averaged
+    # The networks of an ensemble; the weights of member i are named "i.". Short side and crop above are then those of
+    # the image that all members take their own crop from.
+    members: tuple[Member, ...] = ()
     trained: TrainedInfo = TrainedInfo()
     export: ExportInfo | None = field(default=None, metadata=rule(key="exported"))  # None for a run
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=rule(inline=True))  # unknown keys
@@ -104,7 +125,7 @@ class ModelDescription:
     def to_json(self) -> dict[str, Any]:
         """The content of model.json (format 2)."""
         content = {"format": 2, **to_plain(self), "method": self.method or None}
-        for name in self.extra:
+        for name in (*self.extra, *(["tta"] if self.tta == "none" else []), *([] if self.members else ["members"])):
             del content[name]
         content["trained"] = {name: value for name, value in content["trained"].items() if value is not None}
         if exported := content.pop("exported"):
@@ -115,7 +136,28 @@ class ModelDescription:
     def baked_in(self, temperature: float | None) -> dict[str, Any]:
         """What is part of an exported program, so that it must not be changed in the files beside it alone."""
         names = ("classes", "multilabel", "crop", "mean", "std", "target")
-        return {name: to_plain(getattr(self, name)) for name in names} | {"temperature": temperature}
+        baked_in = {name: to_plain(getattr(self, name)) for name in names} | {"temperature": temperature}
+        baked_in |= {} if self.tta == "none" else {"tta": self.tta}  # older programs do not say it
+        return baked_in | ({"members": to_plain(self.members)} if self.members else {})
+
+    def member(self, index: int) -> ModelDescription:
+        """The description of a member of an ensemble, as of a model of its own."""
+        own = self.members[index]
+        names = ("backbone", "short_side", "crop", "mean", "std", "target", "tta")
+        return replace(self, members=(), **{name: getattr(own, name) for name in names})
+
+    def with_tta(self, tta: str) -> ModelDescription:
+        """The description with other views. Those of an exported program and of an ensemble are fixed."""
+        if tta not in TTA:
+            raise unknown("tta", tta, TTA)
+        if self.members:
+            raise InputError("the members of an ensemble have their own tta: set it when they are trained.")
+        return replace(self, tta=tta)
+
+    @property
+    def passes(self) -> int:
+        """Forward passes per image."""
+        return sum(len(TTA[own.tta]) for own in self.members or (self,))
 
 
 def write_model_file(path: str | Path, description: ModelDescription, write: Writer = write_whole) -> None:
@@ -158,6 +200,15 @@ def _check_consistency(model: ModelDescription) -> None:
             wrong.append("target must be null, or for each class shares that sum to one (single-label only)")
     if model.class_counts is not None and len(model.class_counts) != size:
         wrong.append(f"class_counts must be {size} counts, one per class, got {len(model.class_counts)}")
+    if len(model.members) > MAX_MEMBERS or (model.members and model.tta != "none"):
+        wrong.append(f"an ensemble has at most {MAX_MEMBERS} members, which have their own tta")
+    for index in range(min(len(model.members), MAX_MEMBERS)):
+        try:
+            _check_consistency(model.member(index))
+        except InputError as error:
+            wrong.append(f"members[{index}]: {error}")
+    if model.tta == "turns" and model.crop[0] != model.crop[1]:
+        wrong.append(f"tta 'turns' needs a square crop, got {list(model.crop)}")
     if max(model.crop) > model.short_side:
         wrong.append(f"crop {list(model.crop)} does not fit into images with a short side of {model.short_side}")
     if wrong:

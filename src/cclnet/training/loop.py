@@ -278,14 +278,14 @@ class Training:
             for buffer in self.shipped_classifier.buffers():
                 torch.distributed.broadcast(buffer, 0)
 
-    def _tester(self, rows: Rows) -> Tester:
-        return Tester(self.settings, self.data, rows, self.fabric, self.mean, self.std)
+    def _tester(self, rows: Rows, tta: str = "none") -> Tester:
+        return Tester(self.settings, self.data, rows, self.fabric, self.mean, self.std, tta)
 
     def finish(self) -> None:
         """Evaluate all splits except the training split and write the artifacts of the run."""
         rows = np.flatnonzero(self.data.splits != "train")
         self._broadcast_buffers()
-        logits = self._tester(rows).logits(self.shipped_classifier)
+        logits = self._tester(rows, self.settings.tta).logits(self.shipped_classifier)
         self._check_logits(bool(logits.isfinite().all()))
         statistics = self._feature_statistics(rows)
         if self.fabric.is_global_zero:

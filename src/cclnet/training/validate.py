@@ -15,13 +15,14 @@ from torch.optim.swa_utils import AveragedModel
 from cclnet.data.augment import normalise
 from cclnet.data.loader import Rows
 from cclnet.data.split import split_kind
+from cclnet.data.views import VIEWS
 from cclnet.functional import unsoften
 from cclnet.methods import Method
 from cclnet.network import Classifier
 from cclnet.runs.model import ModelDescription, TrainedInfo
 from cclnet.runs.predictions import Predictions
 from cclnet.runs.provenance import source_commit, versions
-from cclnet.settings import Settings, in_json
+from cclnet.settings import TTA, Settings, in_json
 from cclnet.training.duration import device_name
 from cclnet.training.setup import PreparedData, make_loader
 
@@ -49,9 +50,11 @@ class Tester:
     """Computes logits of central crops of some rows of the data, each image once over all ranks."""
 
     def __init__(
-        self, settings: Settings, data: PreparedData, rows: Rows, fabric: Fabric, mean: Tensor, std: Tensor
-    ) -> None:
+        self, settings: Settings, data: PreparedData, rows: Rows, fabric: Fabric, mean: Tensor, std: Tensor,
+        tta: str = "none",
+    ) -> None:  # fmt: skip
         self.fabric, self.mean, self.std = fabric, mean, std
+        self.views = [VIEWS[name] for name in TTA[tta]]
         self.labels = torch.as_tensor(data.table.labels[rows])
         self.num_classes = data.table.num_classes
         self.loader = make_loader(settings, data, rows, fabric, crop=settings.augment.crop)
@@ -63,7 +66,12 @@ class Tester:
         They are computed in full precision, because the error of half precision would show in the probabilities. Each
         rank fills its rows of a zero matrix, so that the sum over ranks counts each image once.
         """
-        return self._filled(classifier, self.num_classes, lambda images: classifier.logits(classifier.features(images)))
+
+        def output(images: Tensor) -> Tensor:
+            logits = [classifier.logits(classifier.features(view(images))) for view in self.views]
+            return torch.stack(logits).mean(dim=0) if len(logits) > 1 else logits[0]
+
+        return self._filled(classifier, self.num_classes, output)
 
     @torch.no_grad()
     def features(self, classifier: Classifier) -> Tensor:
@@ -132,6 +140,7 @@ def describe(
         class_counts=tuple(table.class_counts(data.rows("train")).tolist()),
         ordered=method.needs_order or None if settings.ordered is None else settings.ordered,
         collapse_softness=method.collapse_softness,
+        tta=settings.tta,
         target=None if target is None else tuple(map(tuple, target.double().tolist())),
         trained=replace(
             trained,

@@ -1,0 +1,141 @@
+"""Frozen features of images: computed once, cached on disk, and resumed after an interruption."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cclnet.data.augment import normalise
+from cclnet.data.cache import DecodedImages, file_entries
+from cclnet.data.loader import Loader
+from cclnet.data.parallel import counting_images
+from cclnet.data.table import ImageTable
+from cclnet.data.views import VIEWS
+from cclnet.errors import InputError
+from cclnet.files import make_folder, write_whole
+from cclnet.network import TimmClassifier
+from cclnet.settings import Settings
+
+Floats32 = npt.NDArray[np.float32]
+
+PART = 512  # images per file: the work that a killed run loses at most
+BATCH = 32
+_FORMAT = 1  # increase when the same images give other features than before: older files are then ignored
+
+
+def frozen_features(
+    classifier: TimmClassifier,
+    settings: Settings,
+    table: ImageTable,
+    images: DecodedImages,
+    views: Sequence[str],
+    device: torch.device,
+    progress: bool = True,
+) -> dict[str, Floats32]:
+    """Return the pooled features [N, F] of the central crops for each view (see ``cclnet.data.views``).
+
+    They are kept in ``cache_dir``, in files of 512 images named by the images (names, sizes, times), the weights and
+    the preprocessing.
+    """
+    keys = {view: _key(classifier, settings, table, view) for view in views}
+    folders = {view: _folder(settings.cache_folder) / key for view, key in keys.items()}
+    starts = range(0, len(table), PART)
+    parts = {(view, start): folders[view] / f"{start:08d}.npy" for view in views for start in starts}
+    found = {own: _read(path, min(PART, len(table) - own[1])) for own, path in parts.items()}
+    missing = [start for start in starts if any(found[view, start] is None for view in views)]
+    classifier = classifier.eval().to(device).to(memory_format=torch.channels_last)
+    done = len(table) - sum(min(PART, len(table) - start) for start in missing)
+    with counting_images("Computing features", len(table), done, progress and bool(missing)) as count:
+        for start in missing:
+            rows = np.arange(start, min(start + PART, len(table)))
+            wanted = [view for view in views if found[view, start] is None]
+            for view, values in _compute(classifier, settings, table, images, rows, wanted, device, count).items():
+                found[view, start] = values
+                _write(parts[view, start], values)
+    return {view: np.concatenate([_whole(found[view, start]) for start in starts]) for view in views}
+
+
+@torch.inference_mode()
+def _compute(
+    classifier: TimmClassifier,
+    settings: Settings,
+    table: ImageTable,
+    images: DecodedImages,
+    rows: npt.NDArray[np.intp],
+    views: Sequence[str],
+    device: torch.device,
+    count: Callable[[int], None],
+) -> dict[str, Floats32]:
+    loader = Loader(images, table.labels, rows, batch_size=BATCH, crop=settings.augment.crop, device=device)
+    mean, std = (torch.tensor(own, device=device) for own in (settings.input_mean, settings.input_std))
+    found: dict[str, list[Tensor]] = {view: [] for view in views}
+    for batch in loader.epoch():
+        normalised = normalise(batch.crops, mean, std)
+        for view in views:
+            found[view].append(classifier.features(VIEWS[view](normalised)).float().cpu())
+        count(len(batch.rows))
+    return {view: torch.cat(own).numpy() for view, own in found.items()}
+
+
+def _key(classifier: TimmClassifier, settings: Settings, table: ImageTable, view: str) -> str:
+    """Return the name of the folder for these features."""
+    digest = hashlib.blake2b(digest_size=12)
+    if isinstance(table.images, np.ndarray):
+        digest.update(np.ascontiguousarray(table.images).tobytes())
+    else:
+        digest.update(file_entries(table.images, table.root)[0].tobytes())
+    for name, value in classifier.shipped.state_dict().items():
+        if not name.startswith(classifier.last_layer):
+            digest.update(name.encode())
+            digest.update(value.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    prepared: dict[str, Any] = {
+        "format": _FORMAT,
+        "backbone": settings.backbone,
+        "short_side": settings.short_side,
+        "crop": settings.augment.crop,
+        "mean": settings.input_mean,
+        "std": settings.input_std,
+        "view": view,
+    }
+    digest.update(json.dumps(prepared, sort_keys=True).encode())
+    return f"{settings.backbone}-{digest.hexdigest()}"
+
+
+def _folder(cache_dir: Path | None) -> Path:
+    if cache_dir is None:
+        cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cclnet"
+    return cache_dir / "features"
+
+
+def _read(path: Path, count: int) -> Floats32 | None:
+    """Return the features in a file; None where it is missing or damaged, because they can be computed again."""
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (FileNotFoundError, ValueError, EOFError):
+        return None
+    return values if values.dtype == np.float32 and values.ndim == 2 and len(values) == count else None
+
+
+def _write(path: Path, values: Floats32) -> None:
+    try:
+        make_folder(path.parent)
+        write_whole(path, lambda file: np.save(file, values, allow_pickle=False))
+    except OSError as error:
+        raise InputError(
+            f"cannot write features to {path.parent}: {error.strerror or error}. Free some space, or choose another "
+            "folder with --cache-dir (cache_dir)."
+        ) from error
+
+
+def _whole(values: Floats32 | None) -> Floats32:
+    assert values is not None
+    return values
