@@ -41,10 +41,13 @@ def test_the_planted_table_is_that_of_the_results() -> None:
         ("multilabel.md", "multilabel", "multilabel.md", ""),
         ("data.md", "decode", "data.md", "Not measured yet."),
         ("similarity.md", "structure", "structure.md", ""),
-        ("using.md", "uses planted", "uses_planted.md", ""),
-        ("using.md", "unsoftened", "unsoftened.md", ""),
+        ("soft_targets.md", "uses planted", "uses_planted.md", ""),
+        ("soft_targets.md", "unsoftened", "unsoftened.md", ""),
         ("using.md", "uncertainty", "uncertainty.md", ""),
         ("reproduce.md", "prior readings", "prior_readings.md", ""),
+        ("using.md", "soft labels noise40", "soft_labels/noise40.md", ""),
+        ("using.md", "soft labels clean", "soft_labels/clean.md", ""),
+        ("using.md", "soft labels doubts", "soft_labels/doubts.md", ""),
     ],
 )
 def test_tables_are_those_of_the_results(page: str, marker: str, table: str, without: str) -> None:

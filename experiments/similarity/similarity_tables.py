@@ -373,7 +373,7 @@ def study_blocks(results: Path) -> dict[str, dict[str, str]]:
     structure, *scored = grids["similarity"]
     return {
         "docs/similarity.md": {"similarity": markdown(structure)},
-        "docs/using.md": {
+        "docs/soft_targets.md": {
             "similarity scores": markdown(*scored),
             "tune-similarity": markdown(*grids["tune-similarity"]),
             "uses": markdown(*grids["uses"]),

@@ -1,7 +1,7 @@
 """Train heads on frozen features with every method of the study, and write its tables. PLAN.md says what it asks.
 
 python experiments/soft_labels/bench.py run --features FOLDER --tables FOLDER --out runs/soft_labels
-python experiments/soft_labels/bench.py tables --out runs/soft_labels --results results/soft_labels
+python experiments/soft_labels/bench.py tables --out runs/soft_labels --document docs/using.md
 
 A cell is one method on one seed of one task. Its test predictions are one file in --out; a cell whose file exists is
 not trained again, so the command may be interrupted and repeated.
@@ -41,6 +41,7 @@ from rivals import (
 )
 
 HIDDEN, EPOCHS, BATCH, LR, WEIGHT_DECAY = 512, 40, 256, 1e-3, 1e-2
+FEW, FEW_BATCH = 1000, 32  # with fewer images than FEW, smaller batches, or there would be 40 steps in all
 STAGE_ONE = 10  # epochs of hard labels before anchors are read
 SEEDS, TUNING_SEEDS = range(8), (101, 102, 103)
 REGIMES: dict[str, tuple[float, int | None]] = {
@@ -77,14 +78,18 @@ def network(task: Task, method: str | Callable[[Classes], Method], seed: int, **
     return net.train()
 
 
+def batch_size(count: int) -> int:
+    return BATCH if count >= FEW else FEW_BATCH
+
+
 def batches(count: int, generator: torch.Generator) -> Iterator[Tensor]:
-    yield from torch.randperm(count, generator=generator).split(BATCH)
+    yield from torch.randperm(count, generator=generator).split(batch_size(count))
 
 
 def fit(task: Task, net: CCLNet, seed: int, epochs: int = EPOCHS) -> CCLNet:
     """Train a head with AdamW and a cosine schedule."""
     optimizer = torch.optim.AdamW(net.parameters(), LR, weight_decay=WEIGHT_DECAY, fused=True)
-    steps = epochs * -(-len(task.train) // BATCH)
+    steps = epochs * -(-len(task.train) // batch_size(len(task.train)))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
@@ -106,7 +111,7 @@ def fit_co_teaching(task: Task, seed: int, forget: float = 0.2, ramp: int = 10) 
     """
     nets = [network(task, "hard", seed), network(task, "hard", seed + 1000)]
     optimizers = [torch.optim.AdamW(net.parameters(), LR, weight_decay=WEIGHT_DECAY, fused=True) for net in nets]
-    steps = EPOCHS * -(-len(task.train) // BATCH)
+    steps = EPOCHS * -(-len(task.train) // batch_size(len(task.train)))
     schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(own, steps) for own in optimizers]
     generator = torch.Generator().manual_seed(seed)
     for epoch in range(EPOCHS):
@@ -266,6 +271,7 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, help="folder with isic2018/ and aptos/, for their CSV files")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=Path("results/soft_labels"))
+    parser.add_argument("--document", type=Path, help="a page that shows the tables, docs/using.md")
     parser.add_argument("--data", nargs="+", choices=list(CLASSES), default=list(CLASSES))
     parser.add_argument("--regimes", nargs="+", choices=list(REGIMES))
     parser.add_argument("--methods", nargs="+", help="instead of those of the plan")
@@ -276,9 +282,11 @@ def main() -> None:
     if options.what == "run":
         run(options)
     else:
-        from bench_tables import write_tables
+        from bench_tables import show_in, write_tables
 
         write_tables(options.out, options.results)
+        if options.document:
+            show_in(options.document, options.results)
 
 
 if __name__ == "__main__":

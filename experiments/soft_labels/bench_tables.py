@@ -18,6 +18,7 @@ from cclnet.evaluation.metrics import compute, find
 from cclnet.evaluation.statistics import holm
 from cclnet.files import write_json_bz2, write_whole
 from cclnet.runs.predictions import Floats, Predictions
+from cclnet.runs.provenance import source_commit, versions
 from noisy_tasks import CLASSES
 
 DRAWS = 500
@@ -183,13 +184,25 @@ def _difference(test: Mapping[str, float | None]) -> str:
     return f"{100 * difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}], p {shown}"
 
 
+def show_in(document: Path, results: Path) -> None:
+    """Put every table of ``results`` between its markers in a document, ``<!-- soft labels NAME -->``."""
+    text = document.read_text(encoding="utf-8")
+    for table in sorted(results.glob("*.md")):
+        begin, end = (f"<!-- {slash}soft labels {table.stem} -->" for slash in ("", "/"))
+        before, found, after = text.partition(begin)
+        if found:
+            text = f"{before}{begin}\n{table.read_text(encoding='utf-8').strip()}\n{end}{after.partition(end)[2]}"
+    write_whole(document, text)
+
+
 def write_tables(out: Path, results: Path) -> None:
     """Write DATA.json.bz2 (values, tests, matrices, provenance) and the tables REGIME.md of all cells."""
-    found = study(out)
+    found, commit = study(out), source_commit()
     results.mkdir(parents=True, exist_ok=True)
     for data in CLASSES:
         if own := [result for result in found if result["data"] == data]:
-            write_json_bz2(results / f"{data}.json.bz2", {"device": "cpu", "results": own})
+            about = {"commit": None if commit is None else vars(commit), "versions": versions(), "device": "cpu"}
+            write_json_bz2(results / f"{data}.json.bz2", about | {"results": own})
     for regime in TITLES:
         if own := [markdown(result) for result in found if result["regime"] == regime]:
             write_whole(results / f"{regime}.md", "\n".join(own))

@@ -103,3 +103,15 @@ def test_the_command_writes_a_table_and_a_page_that_escapes_names(tmp_path: Path
     page = (tmp_path / "doubts.html").read_text(encoding="utf-8")
     assert page.count("<tr><td>") - len(likely_mistakes(find_doubts([file]))) == 3
     assert "&lt;b&gt;" in page and "<b>0" not in page
+
+
+@pytest.mark.parametrize(("wrong", "hinted"), [(0, False), (30, True)])
+def test_the_report_hints_at_wrong_labels_where_predictions_doubt_many(
+    tmp_path: Path, wrong: int, hinted: bool
+) -> None:
+    labels = np.arange(60) % 3
+    p = np.eye(3)[labels] * 0.85 + 0.05
+    labels[:wrong] = (labels[:wrong] + 1) % 3
+    file = write(tmp_path / "predictions.csv", p, labels)
+    CliRunner().invoke(app, ["evaluate", str(file), "--draws", "20"], catch_exceptions=False)
+    assert ("ccl-forward" in (tmp_path / "report.md").read_text(encoding="utf-8")) == hinted

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from cclnet.methods import METHODS, Classes, build_method, method_settings
+from cclnet.methods import METHODS, Classes, build_method, method_settings, when_to_use
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 ROWS = {
@@ -25,6 +26,13 @@ def test_every_method_has_a_row_with_its_settings(name: str) -> None:
     if "as `lsr`" not in row:
         for setting in method_settings(name):
             assert f"`{setting}`" in row, f"the row of {name} in docs/methods.md does not name {setting}"
+
+
+def test_the_page_and_the_command_give_the_same_advice() -> None:
+    shown = PAGE.partition("<!-- when to use -->")[2].partition("<!-- /when to use -->")[0]
+    assert shown.strip() == when_to_use().strip()
+    named = set(re.findall(r"`([a-z0-9-]+)`", when_to_use())) - {"cclnet doubts"}
+    assert named <= set(METHODS)
 
 
 def test_no_row_is_about_a_method_that_is_not_there() -> None:

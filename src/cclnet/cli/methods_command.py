@@ -10,8 +10,8 @@ from rich.markdown import Markdown
 
 
 def methods(name: Annotated[str, typer.Argument(help="A method, to read its card. Default: list all.")] = "") -> None:
-    """List the label-softening methods, or read the card of one."""
-    from cclnet.methods import METHODS, method_card, method_settings
+    """List the methods with when to use which, or read the card of one."""
+    from cclnet.methods import METHODS, method_card, method_settings, when_to_use
 
     console = Console()
     if name:
@@ -20,3 +20,4 @@ def methods(name: Annotated[str, typer.Argument(help="A method, to read its card
     for known in METHODS:
         settings = ", ".join(f"{key}={value}" for key, value in method_settings(known).items())
         console.print(f"[bold]{known}[/bold]  {settings}", highlight=False)
+    console.print(Markdown(when_to_use()))

@@ -64,6 +64,11 @@ def find_doubts(runs: Sequence[str | Path]) -> Doubts:
     return Doubts(table, model, predictions.classes, left_out)
 
 
+def mean_doubt(run: str | Path) -> float:
+    """Mean doubt over the images that a run predicts without having been fitted on them."""
+    return float(find_doubts([run]).table["doubt"].mean())
+
+
 def held_out_predictions(runs: Sequence[OpenedRun]) -> tuple[Predictions, int]:
     """The mean prediction of each image over the runs that were not fitted on it, and how many images have none."""
     first = runs[0].predictions

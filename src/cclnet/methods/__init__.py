@@ -30,7 +30,7 @@ from cclnet.methods.teacher_free import TeacherFree
 
 __all__ = [
     "METHODS", "Classes", "Loss", "Method", "build_method", "check_method_fits", "check_method_settings", "method_card",
-    "method_class", "method_settings", "methods_for", "register_method", "rename_settings",
+    "method_class", "method_settings", "methods_for", "register_method", "rename_settings", "when_to_use",
 ]  # fmt: skip
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -169,3 +169,8 @@ def method_card(name: str) -> str:
         if file.exists():
             return file.read_text(encoding="utf-8")
     return f"# {name}\n\n{inspect.getdoc(kind)}\n"
+
+
+def when_to_use() -> str:
+    """Which method for which data, as a Markdown table; docs/methods.md shows the same."""
+    return Path(__file__).with_name("when_to_use.md").read_text(encoding="utf-8")
