@@ -14,6 +14,7 @@ from cclnet.evaluation.compare import Comparison
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.evaluation.metrics import find
 from cclnet.evaluation.similarity import agreement
+from cclnet.evaluation.subgroups import GROUP_SIZE
 from cclnet.report import write_report
 from cclnet.report.html import headline
 from cclnet.report.text import value_text
@@ -34,7 +35,7 @@ def print_scores(scores: Scores, report: Path, console: Console | None = None) -
     console.print(_scores_table(scores))
     if scores.decisions:
         console.print(_rules_table(scores.decisions))
-    for column in scores.subgroups:
+    for column in (own for own in scores.subgroups if own.column != GROUP_SIZE):  # the report has all of them
         console.print(_subgroup_table(column))
     if scores.soft_labels:
         if len(scores.classes) <= MAX_CLASSES:

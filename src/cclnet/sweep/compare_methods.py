@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from cclnet.data.sources import open_data
+from cclnet.data.split import make_split
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
 from cclnet.evaluation.compare import compare
@@ -140,6 +141,7 @@ def compare_methods(request: Request, console: Console | None = None) -> SweepSu
         raise unknown("score", request.primary, metrics)
     entries = _choose_entries(request, table, console)
     reference = _reference(request, entries)
+    _print_expected_time(request, table, len(entries) * len(request.seeds), console)
     if not isinstance(table.images, np.ndarray):
         from cclnet.data.cache import decode_readable, unreadable_images
 
@@ -162,6 +164,19 @@ def compare_methods(request: Request, console: Console | None = None) -> SweepSu
     _compare({label: paths for label, paths in finished.items() if paths}, reference, request, console)
     console.print(summary.text(), highlight=False, markup=False)
     return summary
+
+
+def _print_expected_time(request: Request, table: ImageTable, runs: int, console: Console) -> None:
+    """On a CPU, where it matters most: the expected time of one run, and of all of them."""
+    import torch
+
+    from cclnet.training.duration import first_estimate
+
+    if console.quiet or (request.accelerator != "cpu" and torch.cuda.is_available()):
+        return
+    splits = make_split(table, request.settings.split)
+    for line in first_estimate(request.settings, table, splits, torch.device("cpu")):
+        console.print(f"each of {runs} runs, with all cores: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _choose_entries(request: Request, table: ImageTable, console: Console) -> list[Entry]:

@@ -78,7 +78,8 @@ class RunLength:
 
 
 def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    cpu = f"CPU, {counted(torch.get_num_threads(), 'thread')}"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
 
 
 def first_estimate(settings: Settings, table: ImageTable, splits: SplitNames, device: torch.device) -> list[str]:

@@ -222,7 +222,7 @@ def check_columns(by: str, table: ImageTable) -> None:
     """Refuse columns for subgroups that the data does not have."""
     for name in filter(None, (word.strip() for word in by.split(","))):
         if name not in table.extra:
-            raise unknown(f"column of the {table.source}, for subgroups,", name, map(str, table.extra))
+            raise unknown("column for subgroups", name, map(str, table.extra))
 
 
 def train_loader(settings: Settings, data: PreparedData, fabric: Fabric) -> Loader:
