@@ -177,5 +177,7 @@ def main() -> None:
         app(prog_name="cclnet")
     except InputError as error:
         # Escaped, because names and hints such as cclnet[dicom] contain brackets that are not markup.
-        Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False)
+        # Not wrapped, because commands and paths in it are to be copied.
+        text = f"[bold red]error:[/bold red] {escape(str(error))}"
+        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         sys.exit(2)

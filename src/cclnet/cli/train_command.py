@@ -45,5 +45,6 @@ def train(
             **settings,
         )
     except Interrupted as stopped:
-        Console(stderr=True).print(f"[yellow]{stopped}[/yellow]", highlight=False)
+        # Not wrapped: the command in it is to be copied.
+        Console(stderr=True).print(str(stopped), style="yellow", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(128 + stopped.signal) from None
