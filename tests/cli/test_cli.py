@@ -199,7 +199,7 @@ def test_settings_errors_come_before_heavy_imports() -> None:
     code = (
         "import sys; from cclnet.cli import app\n"
         "try: app(['train', 'X', '--set', 'foo=1'])\n"
-        "except ValueError as e: print('foo' in str(e), {'torch', 'pandas', 'numpy'} & set(sys.modules))"
+        "except ValueError as e: print('foo' in str(e), {'torch', 'pandas', 'timm'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True set()"
