@@ -338,7 +338,9 @@ class TestLeavingOut:
         path = write_csv(tmp_path / "t.csv", rows)
         with pytest.raises(InputError, match=r"0\.png.*--exclude"):
             open_data(path)
-        assert open_data(path, exclude="0.png").names == ["1.png", "2.png"]
+        table = open_data(path, exclude="0.png")
+        assert table.names == ["1.png", "2.png"]
+        assert table.problems == ("images left out by exclude: 2 (0.png, 0.png)",)
 
     def test_min_class_size(self, tmp_path: Path) -> None:
         class_folders(tmp_path, {"a": 3, "b": 3, "rare": 1})

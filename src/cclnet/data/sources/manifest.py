@@ -12,6 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cclnet.data.sources.selection import is_excluded
+from cclnet.data.sources.selection import is_excluded, keep
 from cclnet.data.sources.source import (
     Source,
     SourceNotes,
@@ -87,14 +88,15 @@ def read(path: Path, options: DataOptions) -> ImageTable:
         raise InputError(f"the image folder {root} does not exist.")
     rows = read_sheet(sheet)
     image = image_column(sheet, rows, options.image_column, root)
-    if patterns := options.exclude_patterns:  # here already: an image with two labels can be left out
-        rows = rows[[not is_excluded(name, patterns) for name in rows[image]]]
+    notes = SourceNotes()
+    patterns = options.exclude_patterns
+    if patterns:  # here already, so that an image with two labels can be left out
+        rows, options = rows[keep(rows[image].tolist(), notes, options)], replace(options, exclude="")
     known = [str(column) for column in rows.columns if column != image]
     group = find_column(sheet, known, options.group_column, GROUP)
     split = find_column(sheet, known, options.split_column, SPLIT) or _split_column_by_values(rows, known)
     label_columns = find_label_columns(sheet, rows, options.label_column, {image, group, split})
     used = [column for column in (image, *label_columns, group, split) if column]
-    notes = SourceNotes()
     rows = rows.drop_duplicates(used)
     named = (rows[image] != "").to_numpy()
     if (repeated := rows[image].duplicated() & named).any():
@@ -111,7 +113,8 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     notes.exclude("labels without an image", rows[image][named & (count == 0)].tolist())
     notes.exclude("names that fit several files", rows[image][named & (count > 1)].tolist())
     others = images_beside(file for several in files for file in several)
-    notes.exclude("images without a row in the table", [below(root, file) for file in others])
+    others = [name for file in others if not is_excluded(name := below(root, file), patterns)]
+    notes.exclude("images without a row in the table", others)
     kept = np.flatnonzero(named & labelled & (count == 1))
     paths = [files[i][0] for i in kept]
     if twice := sorted(file for file, times in Counter(paths).items() if times > 1):

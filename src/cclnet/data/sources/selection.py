@@ -4,12 +4,13 @@ merge, groups from names."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from cclnet.data.identifiers import groups_by_regex
 from cclnet.data.sources.source import SourceNotes, encode, nfc
@@ -28,14 +29,20 @@ def is_excluded(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) or fnmatchcase(last, pattern) for pattern in patterns)
 
 
+def keep(names: Sequence[str], notes: SourceNotes, options: DataOptions) -> npt.NDArray[np.bool_]:
+    """Return which of the names no pattern of ``exclude`` fits, [N]; the others are noted."""
+    patterns = options.exclude_patterns
+    left_out = [is_excluded(name, patterns) for name in names]
+    notes.note("images left out by exclude", [name for name, out in zip(names, left_out, strict=True) if out])
+    if patterns and not any(left_out):
+        notes.note("patterns of exclude that fit no image", list(patterns))
+    return ~np.array(left_out, dtype=np.bool_)
+
+
 def select(table: ImageTable, notes: SourceNotes, options: DataOptions) -> ImageTable:
     """Return the table as the options ask for it; what was left out or changed is noted."""
-    if patterns := options.exclude_patterns:
-        fits = np.array([is_excluded(name, patterns) for name in table.names], dtype=np.bool_)
-        notes.note("images left out by exclude", [table.names[row] for row in np.flatnonzero(fits).tolist()])
-        if not fits.any():
-            notes.note("patterns of exclude that fit no image", list(patterns))
-        table = table.select(np.flatnonzero(~fits))
+    if options.exclude_patterns:
+        table = table.select(np.flatnonzero(keep(table.names, notes, options)))
     if options.merge_labels:
         table = _merge_labels(table, notes, Path(options.merge_labels).expanduser())
     if options.group_regex:
