@@ -27,11 +27,14 @@ def test_with_all_directions_it_is_the_mahalanobis_distance_of_scikit_learn() ->
     features, labels = two_classes()
     found = fit_statistics(features, labels, rank=5)
     assert found is not None
+    features = features / np.linalg.norm(features, axis=1, keepdims=True)
     means = np.stack([features[labels == k].mean(axis=0) for k in (0, 1)])
     covariance = EmpiricalCovariance(assume_centered=True).fit(features - means[labels])
-    points = np.random.default_rng(1).normal(scale=10, size=(50, 6))
+    points = np.random.default_rng(1).normal(size=(50, 6))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
     expected = np.sqrt(np.min([covariance.mahalanobis(points - mean) for mean in means], axis=0))
     np.testing.assert_allclose(found.score(points), expected, rtol=1e-3)
+    np.testing.assert_allclose(found.score(7 * points), expected, rtol=1e-3)  # the norm does not matter
 
 
 def test_few_directions_keep_the_total_variance() -> None:

@@ -1,7 +1,8 @@
 """How far the features of an image are from those of the training images: features.safetensors.
 
-The score is the Mahalanobis distance to the nearest class mean, with one covariance for all classes. Of the covariance
-only the RANK directions V with the largest variances v are kept; all others get the mean ρ of theirs:
+The score is the Mahalanobis distance of the L2-normalised features x to the nearest class mean, with one covariance for
+all classes (Müller and Hein, Mahalanobis++, 2025: without the norm, images of nothing, such as one colour, are near the
+mean). Of the covariance only the RANK directions V with the largest variances v are kept; all others get the mean ρ of theirs:
 
 ``d²(x) = min_k Σ_j (V_jᵀ (x − μ_k))² / v_j + (|x − μ_k|² − |Vᵀ (x − μ_k)|²) / ρ``
 
@@ -45,9 +46,9 @@ class FeatureStatistics:
 
     def score(self, features: Floats) -> npt.NDArray[np.float64]:
         """The score of each image, [N] from [N, F]."""
-        nearest = np.full(len(features), np.inf)
+        nearest, normalised = np.full(len(features), np.inf), normalise(features)
         for mean in self.means.astype(np.float64):
-            centred = features.astype(np.float64) - mean
+            centred = normalised - mean
             inside = centred @ self.basis.astype(np.float64)
             outside = np.maximum((centred**2).sum(axis=1) - (inside**2).sum(axis=1), 0.0)
             nearest = np.minimum(nearest, (inside**2 / self.variances).sum(axis=1) + outside / self.rest)
@@ -62,18 +63,25 @@ class FeatureStatistics:
         return math.inf if rank > len(self.held_out) else float(self.held_out[rank - 1])
 
 
+def normalise(features: Floats) -> npt.NDArray[np.float64]:
+    """Features [N, F] divided by their L2 norm."""
+    values = features.astype(np.float64)
+    return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
+
+
 def fit_statistics(
     features: Floats, labels: npt.NDArray[np.integer[Any]] | None, rank: int = RANK
 ) -> FeatureStatistics | None:
     """The statistics of training features [N, F] with class indices [N] (None: one mean), without held-out scores; None
     where there are too few images or they are all equal.
 
-    >>> points = np.random.default_rng(0).normal(size=(500, 3)) * [5.0, 1.0, 1.0]
-    >>> found = fit_statistics(points, None, rank=1)
-    >>> found.score(np.array([[5.0, 0, 0], [0, 5.0, 0]])).round(0).tolist()  # in standard deviations
-    [1.0, 5.0]
+    >>> points = np.random.default_rng(0).normal(size=(500, 3)) + [9.0, 0, 0]
+    >>> found = fit_statistics(points, None, rank=2)
+    >>> near, far = found.score(np.array([[9.0, 0, 0], [0, 9.0, 0]]))
+    >>> bool(near < 1 < 9 < far)
+    True
     """
-    values = features.astype(np.float64)
+    values = normalise(features)
     if len(values) < LEAST_IMAGES:
         return None
     index = np.zeros(len(values), np.intp) if labels is None else np.unique(labels, return_inverse=True)[1]
