@@ -1,8 +1,9 @@
 """How far the features of an image are from those of the training images: features.safetensors.
 
 The score is the Mahalanobis distance of the L2-normalised features x to the nearest class mean, with one covariance for
-all classes (Müller and Hein, Mahalanobis++, 2025: without the norm, images of nothing, such as one colour, are near the
-mean). Of the covariance only the RANK directions V with the largest variances v are kept; all others get the mean ρ of theirs:
+all classes (Mueller and Hein, Mahalanobis++, 2025; without the normalisation, images of nothing, such as one colour,
+are near the mean). Of the covariance only the RANK directions V with the largest variances v are kept; all others get
+the mean ρ of theirs:
 
 ``d²(x) = min_k Σ_j (V_jᵀ (x − μ_k))² / v_j + (|x − μ_k|² − |Vᵀ (x − μ_k)|²) / ρ``
 
@@ -78,7 +79,7 @@ def fit_statistics(
     >>> points = np.random.default_rng(0).normal(size=(500, 3)) + [9.0, 0, 0]
     >>> found = fit_statistics(points, None, rank=2)
     >>> near, far = found.score(np.array([[9.0, 0, 0], [0, 9.0, 0]]))
-    >>> bool(near < 1 < 9 < far)
+    >>> bool(far > 5 * near)
     True
     """
     values = normalise(features)
