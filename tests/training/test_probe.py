@@ -115,7 +115,13 @@ def test_a_probe_is_a_run_like_any_other(weights: Path, tmp_path: Path, monkeypa
     backbone, exported = load_file(weights), load_file(run / "model.safetensors")
     assert all(torch.equal(backbone[name], value) for name, value in exported.items() if not name.startswith("fc."))
     assert (run / "report.html").is_file() and RunFolder(run).read_calibration().decision.name == "balanced"
-    assert len(cclnet.load(run).predict(list(table.images[:4]))) == 4
+    own = RunFolder(run).read_split()
+    first = set(own.images[folds == "0"].tolist())  # held out of the statistics of the features
+    held_out = [image for name, image in zip(table.names, table.images, strict=True) if name in first]
+    statistics = RunFolder(run).read_feature_statistics()
+    assert statistics is not None
+    scores = sorted(prediction.ood for prediction in cclnet.load(run).predict(held_out))
+    np.testing.assert_allclose(scores, statistics.held_out, rtol=1e-3)
     monkeypatch.setattr(features_module, "_compute", None)  # cached: nothing is computed again
     again = cclnet.probe(DATA, tmp_path / "again", folds=3, **given)
     np.testing.assert_array_equal(open_run(again).predictions.probabilities, opened.predictions.probabilities)

@@ -21,6 +21,7 @@ from safetensors.torch import save
 from scipy.optimize import minimize
 from torch import Tensor
 
+from cclnet.data.augment import normalise
 from cclnet.data.cache import decode
 from cclnet.data.sources import open_data
 from cclnet.data.split import assign_folds, fold_settings, split_table
@@ -33,6 +34,7 @@ from cclnet.runs.decision_rule import DecisionRule, make_rule
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import TrainedInfo
 from cclnet.settings import TTA, Settings
+from cclnet.training.feature_statistics import noise_images, statistics_of
 from cclnet.training.features import Floats32, frozen_features
 from cclnet.training.setup import PreparedData, make_fabric, make_network
 from cclnet.training.validate import describe, predictions
@@ -115,6 +117,7 @@ def probe(settings: Settings, out: str | Path, *, accelerator: str = "auto", pro
     run.write_model(save({name: value.contiguous().cpu() for name, value in weights.items()}), description)
     if (soft_labels := network.soft_labels()) is not None:
         run.write_soft_labels(table.classes, soft_labels.double().cpu().numpy())
+    _write_statistics(run, network.classifier, settings, table, fold, _average(features, "none"))
     logits = torch.from_numpy(found.logits)
     run.write_predictions(predictions(data, np.arange(len(table)), logits, description.target))
     return run.path
@@ -130,6 +133,25 @@ def _for_table(settings: Settings, table: ImageTable) -> Settings:
     known = DecisionRule(weights=(1.0,) * table.num_classes)
     make_rule(table.classes, table.multilabel, known, settings.decision, settings.cost)
     return settings
+
+
+@torch.inference_mode()
+def _write_statistics(
+    run: RunFolder, classifier: TimmClassifier, settings: Settings, table: ImageTable,
+    fold: npt.NDArray[np.integer[Any]], plain: Floats32,
+) -> None:  # fmt: skip
+    """Write the statistics by which unlike images are recognised: of all folds but the first, which is held out."""
+
+    def of_noise() -> Floats:
+        parameter, size = next(classifier.parameters()), settings.augment.crop
+        noise = torch.from_numpy(noise_images(size, size)).to(parameter.device)
+        mean, std = (torch.tensor(own, device=parameter.device) for own in (settings.input_mean, settings.input_std))
+        return classifier.eval().features(normalise(noise, mean, std)).double().cpu().numpy()
+
+    rows = np.flatnonzero(fold > 0), np.flatnonzero(fold == 0)
+    found = statistics_of(*rows, table.labels, lambda own: plain[own], of_noise, settings.seed)
+    if found is not None:
+        run.write_feature_statistics(found)
 
 
 def _ttas(settings: Settings) -> tuple[str, ...]:
