@@ -214,3 +214,9 @@ def test_one_image_by_itself_is_embedded_with_the_averages() -> None:
 def test_what_the_freeze_rule_compares_keeps_its_digits() -> None:
     head = CCLHead(**SMALL).to(torch.bfloat16)
     assert head.best_softness.dtype == torch.float64 and head.live_dictionary.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("widths", [(10**12,), (2**40, 2**40), (2**15, 2**15), (1,) * 100_000])
+def test_absurd_widths_take_no_memory(widths: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=r"weights; at most|1 to 64 widths"):
+        CCLHead(512, 7, widths)

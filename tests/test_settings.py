@@ -83,7 +83,7 @@ def test_overrides(assignment: str, name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("layer", "says"),
     [
-        ({"lr": float("inf")}, "setting lr must be at least 0, got inf"),
+        ({"lr": float("inf")}, r"setting lr must be at least 0 and at most 1e\+06, got inf"),
         ({"seed": -1}, "setting seed must be at least 0"),
         ({"ema": 1.0}, "setting ema must be at least 0 and at most 0.999999"),
         ({"split": {"by": "lesion"}}, "value of setting split.by 'lesion'"),
@@ -123,6 +123,21 @@ def test_assignments_need_a_name_and_a_value() -> None:
 def test_files_that_cannot_be_read(tmp_path) -> None:
     with pytest.raises(InputError, match="there is no settings file"):
         read_settings(tmp_path / "none.toml")
+    for text in (f"seed = {'9' * 5000}", f"x = {'[' * 5000}", "\udcff"):
+        (tmp_path / "bad.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
+        with pytest.raises(InputError, match="not valid TOML"):
+            read_settings(tmp_path / "bad.toml")
+    (tmp_path / "deep.toml").write_text(f"a{'.a' * 3000} = 1")
+    with pytest.raises(InputError, match="more than 16 levels"):
+        read_settings(tmp_path / "deep.toml")
+    for words in (f"a{'.a' * 3000}=1", f"drops={'[' * 300}{']' * 300}"):
+        with pytest.raises(InputError, match=r"more than 16 levels|cannot be read"):
+            parse_overrides([words])
+    with pytest.raises(InputError, match="cannot be read"):
+        parse_overrides([f"seed={'9' * 5000}"])
+    for wrong in ({"seed": -(2**63) - 1}, {"seed": 2**63}, {"epochs": 10**30}, {"data": "\udcff"}):
+        with pytest.raises(InputError, match=r"at least 0|below 2\^63|UTF-8 text"):
+            make_settings(wrong)
     (tmp_path / "bad.toml").write_text("lr = = 1")
     with pytest.raises(InputError, match="not valid TOML"):
         read_settings(tmp_path / "bad.toml")

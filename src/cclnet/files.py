@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from cclnet.errors import InputError
 
 PARTIAL = ".partial"  # how the temporary names of unfinished files end
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 MAX_JSON = 64 * 2**20  # bytes, after decompression: 100,000 class names and an abstention curve take a few MiB
 
 
@@ -109,11 +110,31 @@ def read_json(path: str | Path, purpose: str = "") -> dict[str, Any]:
     if path.stat().st_size > MAX_JSON:
         raise InputError(f"{path} has {path.stat().st_size:,} bytes; at most {MAX_JSON:,} are read.")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # also undecodable bytes and numbers of thousands of digits
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # also undecodable bytes
         raise InputError(f"{path} is not JSON: {error}. Fix it, or remove it.") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected an object, got {type(content).__name__}.")
+    return content
+
+
+def parse_json(text: str) -> Any:
+    """The value in a JSON text. What JSON allows and this program cannot use is a ValueError too: numbers of thousands
+    of digits, nesting without end, and halves of surrogate pairs, which no UTF-8 file can have.
+
+    >>> parse_json('["\\\\ud800"]')
+    Traceback (most recent call last):
+    ValueError: it has half a surrogate pair, which is no text
+    """
+    try:
+        content = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(content, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("it has half a surrogate pair, which is no text") from error
     return content
 
 
@@ -129,7 +150,7 @@ def read_json_bz2(path: str | Path) -> Any:
             text = file.read(MAX_JSON + 1)
         if len(text) > MAX_JSON:
             raise ValueError(f"it decompresses to more than {MAX_JSON:,} bytes")
-        return json.loads(text)
+        return parse_json(text.decode())
     except (OSError, EOFError, ValueError) as error:
         raise InputError(f"{path} is not JSON compressed with bzip2: {error}. Remove it, or fetch it again.") from error
 

@@ -33,6 +33,10 @@ class Float64Buffers(nn.Module):
         return applied
 
 
+MAX_LAYERS = 64
+MAX_WEIGHTS = 2**28  # of the embedding; one gigabyte in float32
+
+
 class CCLHead(Float64Buffers):
     """The class-correlation-learning block: an embedding, a dictionary with one embedding per class, and a freeze rule.
 
@@ -80,8 +84,11 @@ class CCLHead(Float64Buffers):
     ) -> None:
         super().__init__()
         check_range("num_classes", num_classes, "[2, inf)", "similarity needs at least 2 classes")
-        if in_features < 1 or not widths or min(widths) < 1:
-            raise InputError(f"in_features and widths must be positive, got {in_features} and {tuple(widths)}.")
+        if in_features < 1 or not 1 <= len(widths) <= MAX_LAYERS or min(widths) < 1:
+            got = f"{in_features} and {str(tuple(widths))[:60]}"
+            raise InputError(f"in_features and 1 to {MAX_LAYERS} widths must be positive, got {got}.")
+        if (weights := sum(a * b for a, b in pairwise((in_features, *widths)))) > MAX_WEIGHTS:
+            raise InputError(f"widths {tuple(widths)} make {weights:,} weights; at most {MAX_WEIGHTS:,} are supported.")
         if patience is not None:
             check_range("patience", patience, "[1, inf)", "a number of epochs, or None to never freeze")
         check_range("dictionary_norm", dictionary_norm, "(0, inf)", "usually 1.41")

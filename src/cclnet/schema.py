@@ -21,6 +21,7 @@ from typing import Any, TypeVar, Union
 from cclnet.errors import InputError, unknown
 
 T = TypeVar("T")
+TOO_LARGE = 2**63  # whole numbers that no array holds
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 
@@ -67,9 +68,10 @@ class Rule:
     def allows(self, value: Any) -> bool:
         """Whether a single number or text is finite, within bounds and not too long."""
         if isinstance(value, str):
-            return self.max_text is None or len(value) <= self.max_text
+            return is_utf8(value) and (self.max_text is None or len(value) <= self.max_text)
         return type(value) not in (int, float) or (
             _is_finite(value)
+            and (type(value) is float or abs(value) < TOO_LARGE)
             and (self.low is None or value >= self.low)
             and (self.high is None or value <= self.high)
             and (self.above is None or value > self.above)
@@ -103,7 +105,7 @@ def from_plain(kind: type[T], content: object, where: str = "") -> T:
     """
     if not isinstance(content, Mapping):
         raise InputError(
-            f"{where.rstrip(' .') or 'the content'} must be a table of keys and values, got {_short(content)}"
+            f"{where.rstrip(' .') or 'the content'} must be a table of keys and values, got {short(content)}"
         )
     hints, known, values, problems = _hints(typing.cast(Any, kind)), rules(kind), {}, []
     keys = {name: (own.key or name, own.old_name) for name, own in known.items() if not own.inline}
@@ -188,9 +190,12 @@ def _fit(hint: Any, value: Any, where: str, own: Rule) -> Any:
         if isinstance(found, hint) and (hint is bool or not isinstance(found, bool)):
             if own.allows(found):
                 return found
-            raise InputError(f"{where} must be {own.expected() or 'finite'}, got {_short(value)}")
-        raise InputError(f"{where} must be {_WORDS.get(hint, hint.__name__)}, got {_short(value)}")
-    raise InputError(f"{where} must be {_expected(hint, own)}, got {_short(value)}")
+            huge = type(found) is int and abs(found) >= TOO_LARGE
+            odd = isinstance(found, str) and not is_utf8(found)
+            expected = "below 2^63" if huge else "UTF-8 text" if odd else own.expected() or "finite"
+            raise InputError(f"{where} must be {expected}, got {short(value)}")
+        raise InputError(f"{where} must be {_WORDS.get(hint, hint.__name__)}, got {short(value)}")
+    raise InputError(f"{where} must be {_expected(hint, own)}, got {short(value)}")
 
 
 def _fit_any(choices: tuple[Any, ...], value: Any, where: str, own: Rule) -> Any:
@@ -215,6 +220,15 @@ def _expected(hint: Any, own: Rule) -> str:
     return own.expected(_WORDS[hint]) if hint in _WORDS else "a table of keys and values"
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written. File names and JSON may contain halves of surrogate pairs, which cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _is_finite(value: Any) -> bool:
     """Whether a number is finite as a float; whole numbers in JSON may be larger than any float."""
     try:
@@ -229,6 +243,10 @@ def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
     return type(value) is type(field.default) and bool(value == field.default)
 
 
-def _short(value: object) -> str:
-    text = repr(value)
+def short(value: object) -> str:
+    """The value in at most 61 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of over 4,300 digits
+        text = f"{type(value).__name__} of too many digits"
     return text if len(text) <= 60 else f"{text[:60]}…"

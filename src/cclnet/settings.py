@@ -35,6 +35,7 @@ TTA = {
     "turns": ("0", "90", "180", "270", "mirrored 0", "mirrored 90", "mirrored 180", "mirrored 270"),
     "crops": ("0", "top left", "top right", "bottom left", "bottom right"),
 }
+MAX_DEPTH = 16  # of tables and lists in settings
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -113,7 +114,7 @@ class SplitSettings:
     val: float = setting(0.2, "Share of the images for validation.", low=0, below=1)
     test: float = setting(0.0, "Share of the images for the test.", low=0, below=1)
     calibration: float = setting(0.0, "Share of the images to calibrate on.", low=0, below=1)
-    folds: int | None = setting(None, "Number of cross-validation folds; `val` is then not used.", low=2)
+    folds: int | None = setting(None, "Number of cross-validation folds; `val` is then not used.", low=2, high=1000)
     fold: int = setting(0, "The fold that is the validation split, from 0.", low=0)
     seed: int = setting(0, "Seed of the split.", low=0)
     file: str = setting("", "A split.csv to use; only `allow_leaks` then matters besides.")
@@ -239,16 +240,16 @@ class Settings(DataOptions):
         low=1, high=4096, synonyms=("accumulate_grad_batches", "gradient_accumulation_steps"),
     )  # fmt: skip
     optimizer: str = setting("sgd", "Optimizer.", choices=("sgd", "adamw"))
-    lr: float = setting(None, "Learning rate of the network. Default: 0.1 for sgd, 0.001 for adamw.", low=0,
+    lr: float = setting(None, "Learning rate of the network. Default: 0.1 for sgd, 0.001 for adamw.", low=0, high=1e6,
                         synonyms=("learning_rate",))  # fmt: skip
     lr_ccl: float = setting(0.0005, "Learning rate of the method's own parameters, such as the CCL head.", low=0,
-                            synonyms=("learning_rate_ccl", "head_lr"))  # fmt: skip
+                            high=1e6, synonyms=("learning_rate_ccl", "head_lr"))  # fmt: skip
     momentum: float = setting(0.9, "Momentum of SGD.", low=0, high=1)
     layer_decay: float = setting(
         1.0, "Factor on the learning rate from each layer of the backbone to the one before it; the classifier has lr.",
         above=0, high=1, synonyms=("layer_wise_lr_decay", "llrd"),
     )  # fmt: skip
-    weight_decay: float = setting(1e-4, "Weight decay.", low=0, synonyms=("wd",))
+    weight_decay: float = setting(1e-4, "Weight decay.", low=0, high=1e6, synonyms=("wd",))
     decay_norms: bool = setting(True, "Apply weight decay to norms and biases of the network, too.")
     clip: float = setting(1.0, "Largest gradient norm, of network and head separately. 0: off.", low=0,
                           synonyms=("grad_clip", "gradient_clip", "gradient_clip_val", "max_grad_norm"))  # fmt: skip
@@ -339,13 +340,25 @@ class Settings(DataOptions):
 def read_settings(path: str | Path) -> dict[str, Any]:
     """The content of a TOML file as nested values."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"there is no settings file {path}.") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits and endless nesting
         raise InputError(f"{path} is not valid TOML: {error}.") from error
+    _refuse_depth(values, str(path))
+    return values
+
+
+def _refuse_depth(values: Mapping[str, Any], where: str) -> None:
+    """Refuse tables in tables without end: settings have at most three levels."""
+    level: list[Any] = [values]
+    for _ in range(MAX_DEPTH):
+        tables = [item.values() if isinstance(item, Mapping) else item for item in level]
+        level = [item for table in tables for item in table if isinstance(item, (Mapping, list))]
+    if level:
+        raise InputError(f"{where}: settings are nested more than {MAX_DEPTH} levels deep.")
 
 
 def make_settings(*layers: Mapping[str, Any]) -> Settings:
@@ -391,8 +404,14 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
             value = tomllib.loads(f"v = {number}")["v"]
         except tomllib.TOMLDecodeError:
             value = text.strip()
-        for table in reversed(name.strip().split(".")):
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"setting {name.strip()} cannot be read: {error}.") from error
+        tables = name.strip().split(".")
+        if len(tables) > MAX_DEPTH:
+            raise InputError(f"setting {name[:60]}… is nested more than {MAX_DEPTH} levels deep.")
+        for table in reversed(tables):
             value = {table: value}
+        _refuse_depth(value, f"setting {name.strip()}")
         nested = merge_layers(nested, value)
     return nested
 

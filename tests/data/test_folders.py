@@ -146,3 +146,12 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot list the folder .*b: Permission denied"):
         open_data(tmp_path)
     (tmp_path / "b").chmod(0o755)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are always text there")
+def test_names_that_are_not_utf8_are_named(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"a": 2, "b": 2})
+    folder = os.fsencode(tmp_path)
+    os.rename(folder + b"/b/0.png", folder + b"/b/0\xff.png")  # noqa: PTH104
+    with pytest.raises(InputError, match=r"1 names are not UTF-8: 'b/0\\udcff\.png'"):
+        open_data(tmp_path)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import random
 import sys
 import threading
 import types
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,7 @@ def test_labels_of_one_dimension_and_a_missing_split(tmp_path: Path) -> None:
         ({"train_images": np.zeros((6, 28, 28, 3), np.float32)}, "train_images must be uint8 in C order, got float32"),
         ({"train_images": np.zeros((6, 64, 64, 3), np.uint8)}, r"the same size in all splits.*\(6, 64, 64, 3\)"),
         ({"train_labels": np.zeros((5, 1), np.uint8)}, "6 train_images but 5 train_labels"),
+        ({"train_labels": np.array(["a"] * 6)}, "cannot be read as .npz"),
         ({"train_labels": np.full((6, 1), -1)}, "class numbers from 0"),
         ({"train_labels": np.full((6, 1), 0.5)}, "class numbers from 0"),
         ({"train_labels": np.full((6, 1), np.nan)}, "6 labels are not numbers"),
@@ -213,3 +216,30 @@ def test_labels_that_are_one_value_or_announced_larger_than_the_file(tmp_path: P
     assert path.read_bytes() != content
     with pytest.raises(InputError, match=r"cannot be read as \.npz"):
         open_data(path)
+
+
+@pytest.mark.parametrize("member", ["train_labels", "train_images"])
+@pytest.mark.parametrize("shape", ["(6, 10**12)", "(6, 1000000000000)", "(-6,)", "(6, 99999999999999999999)", "(6.5,)"])
+def test_an_array_that_announces_too_much_takes_no_memory(tmp_path: Path, member: str, shape: str) -> None:
+    path = write(tmp_path / "a.npz", arrays())
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
+    changed = tmp_path / "b.npz"
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            new.writestr(name, b"\x93NUMPY\x01\x00v\x00" + header if name == f"{member}.npy" else content)
+    with pytest.raises(InputError, match=r"cannot be read as \.npz|must be|6 train_images but -6"):
+        open_data(changed)
+
+
+def test_a_mutated_archive_is_read_or_refused(tmp_path: Path) -> None:
+    content, path, generator = write(tmp_path / "a.npz", arrays()).read_bytes(), tmp_path / "b.npz", random.Random(0)
+    places = [content.find(mark) for mark in (b"NUMPY", b"PK\x01\x02", b"PK\x05\x06", b"PK\x03\x04")]
+    for _ in range(150):
+        mutated = bytearray(content)
+        for _ in range(generator.randrange(1, 4)):
+            at = min(generator.choice(places) + generator.randrange(120), len(mutated) - 1)
+            mutated[at] = generator.randrange(256)
+        path.write_bytes(mutated)
+        with suppress(InputError):
+            open_data(path)

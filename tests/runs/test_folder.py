@@ -151,12 +151,36 @@ def test_a_model_json_that_is_not_ours_is_refused(run: RunFolder) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [('{"epoch": 1}\n{"epo', "line 2 is not JSON"), ("[1]\n", "line 1: expected an object with an 'epoch'")],
+    [
+        ('{"epoch": 1}\n{"epo', "line 2 is not JSON"),
+        ("[1]\n", "line 1: expected an object with an 'epoch'"),
+        ('{"epoch": true}\n', "line 1: expected an object with an 'epoch'"),
+        ('{"epoch": 1, "val_accuracy": "high"}\n', "line 1: expected numbers, but val_accuracy is none"),
+        (f'{{"epoch": 1, "loss": 1{"0" * 400}}}\n', "line 1: expected numbers, but loss is none"),
+        (f'{{"epoch": {"9" * 5000}}}\n', "line 1 is not JSON"),
+        ("[" * 100_000, "line 1 is not JSON"),
+        ('{"epoch": 1, "lr": "\\ud800"}\n', "line 1 is not JSON"),
+        ("\udcff", "metrics.jsonl cannot be read"),  # a byte that is not UTF-8
+    ],
 )
 def test_a_broken_history_is_refused(run: RunFolder, text: str, message: str) -> None:
-    run.history.write_text(text)
+    run.history.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(InputError, match=message):
         run.read_history()
+
+
+@pytest.mark.parametrize("matrix", ["", ', "matrix": [[1, 2]]', ', "matrix": {}', ', "matrix": [["a"]]'])
+def test_a_broken_history_of_soft_labels_is_refused(run: RunFolder, matrix: str) -> None:
+    run.soft_label_history.write_text(f'{{"epoch": 1{matrix}}}\n')
+    with pytest.raises(InputError, match=r"soft_labels\.jsonl"):
+        run.read_soft_label_history()
+
+
+def test_soft_labels_that_are_not_utf8_are_refused(run: RunFolder) -> None:
+    run.soft_labels.write_bytes(run.soft_labels.read_bytes().replace(b"ant", b"\xe4nt"))
+    run.checksums.unlink()
+    with pytest.raises(InputError, match=r"soft_labels\.csv cannot be read"):
+        open_run(run.path)
 
 
 def test_scores_of_another_kind_are_refused(run: RunFolder) -> None:

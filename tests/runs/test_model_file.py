@@ -111,9 +111,47 @@ def test_the_calibration_of_an_old_export_is_in_its_model_json(tmp_path: Path) -
         ({"format": 1, "abstention": []}, r"abstention curve is refused: .*got \[\]"),
         ({"format": 1, "abstention": CURVE.to_json() | {"rows": [[0.5, 0.5, 0], [0, 0.9, 0]]}}, "must keep all images"),
         ({"format": 1, "abstention": CURVE.to_json() | {"rows": [[0.5, 0.5, 0], [0.1, 1, 0]]}}, "at threshold 0.1"),
+        ({"format": 1, "abstention": CURVE.to_json() | {"rows": [[0, 0.5, 0], [0.5, 0.9, 0], [0, 1, 0]]}}, "must not"),
+        ({"format": 1, "abstention": CURVE.to_json() | {"rows": [[0.5, 1e-9, 0], [0, 1, 0]]}}, "keeps no image"),
+        ({"format": 1, "abstention": CURVE.to_json() | {"images": True}}, "images must be a whole number, got True"),
+        ({"format": 1, "abstention": CURVE.to_json() | {"images": 10**400}}, r"images must be below 2\^63"),
+        (
+            {"format": 1, "abstention": CURVE.to_json() | {"independent": [1e-300] * len(CURVE.coverage)}},
+            r"independent\[0\] must be .*at least 0\.5",
+        ),
     ],
 )
 def test_a_calibration_from_elsewhere_is_checked(tmp_path: Path, content: object, reason: str) -> None:
     (tmp_path / "calibration.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=reason):
         read_calibration_file(tmp_path / "calibration.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"trained": {"seed": 10**400}}, r"trained\.seed must be below 2\^63"),
+        ({"trained": {"seconds": 10**400}}, r"trained\.seconds must be a number"),
+        ({"trained": 3}, "trained must be a table"),
+        ({"trained": {"images": True}}, r"trained\.images must be a whole number, got True"),
+        ({"class_counts": [2**63, 1]}, r"class_counts\[0\] must be below 2\^63"),
+        ({"method": "\ud800"}, "half a surrogate pair"),
+        ({"anything": ["\ud800"]}, "half a surrogate pair"),
+    ],
+)
+def test_values_that_no_program_can_use(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    (tmp_path / "model.json").write_text(json.dumps(MODEL.to_json() | change))
+    with pytest.raises(InputError, match=reason):
+        read_model_file(tmp_path / "model.json")
+
+
+def test_numbers_of_thousands_of_digits_and_endless_nesting(tmp_path: Path) -> None:
+    for text in (f'{{"format": {"9" * 5000}}}', "[" * 100_000):
+        (tmp_path / "model.json").write_text(text)
+        with pytest.raises(InputError, match="is not JSON"):
+            read_model_file(tmp_path / "model.json")
+
+
+def test_markup_in_names_is_text(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text(json.dumps(MODEL.to_json() | {"method": "[/red]"}))
+    assert read_model_file(tmp_path / "model.json").method == "[/red]"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import random
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment, TorchEla
 
 from cclnet.errors import InputError
 from cclnet.settings import Settings, make_settings
-from cclnet.training.setup import find_launch, rate_factor
+from cclnet.training.setup import find_launch, rate_factor, read_weights
 
 ALLOCATION = {"SLURM_JOB_ID": "1234", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_PROCID": "0"}
 STEP = ALLOCATION | {
@@ -93,3 +96,28 @@ def test_advice_of_lightning_is_silenced() -> None:
     imports = "from cclnet.training.setup import make_fabric; from cclnet.settings import make_settings"
     done = subprocess.run([sys.executable, "-c", f"{imports}; {make}"], capture_output=True, text=True, check=True)
     assert done.stdout + done.stderr == ""
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".txt"])
+@pytest.mark.parametrize("content", [b"", b"hello world", b"\x80", b"PK\x03\x04", b"l", b"\0" * 100, b"(dp0\n."])
+def test_weights_that_are_something_else(tmp_path: Path, suffix: str, content: bytes) -> None:
+    path = tmp_path / f"weights{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"is refused|holds no state dict"):
+        read_weights(path)
+
+
+def test_a_mutated_state_dict_is_read_or_refused(tmp_path: Path) -> None:
+    path, generator = tmp_path / "weights.pt", random.Random(0)
+    torch.save({"a": torch.ones(3)}, path)
+    content = path.read_bytes()
+    for _ in range(40):
+        mutated = bytearray(content)
+        mutated[generator.randrange(len(mutated))] = generator.randrange(256)
+        path.write_bytes(mutated)
+        with suppress(InputError):
+            assert all(isinstance(value, torch.Tensor) for value in read_weights(path).values())
+    for other in ([1], {"a": 1}, {1: torch.ones(1)}, {"state_dict": 3}):
+        torch.save(other, path)
+        with pytest.raises(InputError, match="holds no state dict"):
+            read_weights(path)

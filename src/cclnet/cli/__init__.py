@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import io
 import sys
 import typing
 from collections.abc import Callable, Iterator
@@ -172,6 +173,9 @@ _register_commands()
 
 def main() -> None:
     """Run a command. An error the user can correct is one line on stderr and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names may be no text
     show_warnings_as_notes()
     try:
         app(prog_name="cclnet")

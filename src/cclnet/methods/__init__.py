@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,6 +28,7 @@ from cclnet.methods.maxsup import MaxSup
 from cclnet.methods.online_smoothing import OnlineSmoothing
 from cclnet.methods.ordinal import Ordinal
 from cclnet.methods.teacher_free import TeacherFree
+from cclnet.schema import short
 
 __all__ = [
     "METHODS", "Classes", "Loss", "Method", "build_method", "check_method_fits", "check_method_settings", "method_card",
@@ -144,6 +146,9 @@ def build_method(name: str, classes: Classes, settings: Mapping[str, Any] | None
     return METHODS[name](classes, **chosen)
 
 
+LARGEST = 1e18  # a number that float32 and int64 hold
+
+
 def _check_type(method: str, key: str, value: Any, default: Any) -> None:
     """Raise an InputError unless a setting has the type of its default. A default of None allows any type."""
     if default is None or (value is None and type(default) is int):  # None turns a count such as patience off
@@ -155,8 +160,11 @@ def _check_type(method: str, key: str, value: Any, default: Any) -> None:
     fits = fits and (wanted is bool or not isinstance(value, bool))
     if fits and wanted is tuple and default and isinstance(default[0], int):
         words, fits = "a list of integers", all(type(item) is int for item in value)
+    items = value if wanted is tuple else [value]
+    if fits and any(isinstance(item, number) and LARGEST < abs(item) < math.inf for item in items):
+        words, fits = f"at most {LARGEST:g} in size", False
     if not fits:
-        raise InputError(f"setting {key} of method '{method}' must be {words}, got {value!r}.")
+        raise InputError(f"setting {key} of method '{method}' must be {words}, got {short(value)}.")
 
 
 def method_card(name: str) -> str:

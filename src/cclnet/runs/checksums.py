@@ -163,7 +163,12 @@ def verify_folder(folder: Path) -> Iterator[tuple[str, str]]:
 def accept_folder(folder: Path) -> None:
     """Write the checksums of the files as they are now; those of missing files are dropped."""
     for part in _folders(folder):
-        covered = [path for path in part.iterdir() if path.name in COVERED or CHECKPOINT.fullmatch(path.name)]
+        try:
+            before = set(_read(part).of_file)
+        except InputError:  # it is written again
+            before = set()
+        names = (path.name for path in part.iterdir())
+        covered = [part / name for name in names if name in before | set(COVERED) or CHECKPOINT.fullmatch(name)]
         _write(part, _Sums({path.name: file_digest(path) for path in covered if path.is_file()}))
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from cclnet.errors import InputError, resume_command
-from cclnet.files import Writer, make_folder, remove_partial, write_json, write_whole
+from cclnet.files import Writer, make_folder, parse_json, remove_partial, write_json, write_whole
 from cclnet.runs import checksums
 from cclnet.runs import model as model_files
 from cclnet.runs.data_summary import DataSummary, read_data_summary
@@ -198,7 +198,14 @@ class RunFolder:
 
     def read_history(self) -> list[dict[str, Any]]:
         """One record per epoch so far: its number, losses, learning rates, speed, validation scores."""
-        return list(_records(self.history)) if self.history.exists() else []
+        records = list(_records(self.history)) if self.history.exists() else []
+        for number, record in enumerate(records, start=1):
+            if odd := [name for name, value in record.items() if value is not None and not _is_number(value)]:
+                raise InputError(
+                    f"{self.history}, line {number}: expected numbers, but {', '.join(odd[:8])} is none. Fix it, or "
+                    "remove the file."
+                )
+        return records
 
     def write_history(self, records: Sequence[Mapping[str, Any]]) -> None:
         write_whole(self.history, "".join(json.dumps(record) + "\n" for record in records))
@@ -253,7 +260,8 @@ class RunFolder:
         """The epochs for which soft labels were recorded, and their matrices; None where there are none."""
         if not self.soft_label_history.exists():
             return None
-        of_epoch = {record["epoch"]: record["matrix"] for record in _records(self.soft_label_history)}
+        path = self.soft_label_history
+        of_epoch = {record["epoch"]: _matrix_of(record, path) for record in _records(path)}
         return {"epochs": sorted(of_epoch), "matrices": [of_epoch[epoch] for epoch in sorted(of_epoch)]}
 
     def add_to_soft_label_history(self, epoch: int, matrix: Sequence[Sequence[float]]) -> None:
@@ -315,14 +323,33 @@ def _groups_images(column: pd.Series[Any]) -> bool:
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     """The objects in a file with one per epoch and line."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}. Fix it, or remove the file.") from error
+    for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
+            record = parse_json(line)
+        except ValueError as error:
             raise InputError(f"{path}, line {number} is not JSON: {error}. Fix it, or remove the file.") from error
-        if not isinstance(record, dict) or not isinstance(record.get("epoch"), (int, float)):
+        if not isinstance(record, dict) or not _is_number(record.get("epoch")):
             raise InputError(f"{path}, line {number}: expected an object with an 'epoch', got {line[:60]!r}.")
         yield record
+
+
+def _matrix_of(record: Mapping[str, Any], path: Path) -> list[list[float]]:
+    """The soft labels in a record, [K][K]."""
+    rows = record.get("matrix")
+    if not isinstance(rows, list) or not all(
+        isinstance(row, list) and len(row) == len(rows) and all(map(_is_number, row)) for row in rows
+    ):
+        raise InputError(f"{path}: epoch {record['epoch']} has no 'matrix' of one row of numbers per class.")
+    return rows
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a number of ordinary size, or NaN; whole numbers in JSON may be larger than any float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not abs(value) > 1e300
 
 
 def free_name(folder: Path, settings: Settings, kind: str = "") -> Path:

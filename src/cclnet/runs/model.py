@@ -284,7 +284,8 @@ class _CurveContent:
     split: str = field(metadata=rule(max_text=MAX_TEXT, old_name="part"))
     images: int = field(metadata=rule(low=1))
     rows: tuple[tuple[float, float, float], ...] = field(metadata=SHARE)
-    independent: tuple[float, ...] = field(default=(), metadata=rule(above=0))
+    # No fewer than one; half of one leaves room for rounding.
+    independent: tuple[float, ...] = field(default=(), metadata=rule(low=0.5))
     confidence: str = field(default="probability", metadata=rule(choices=CONFIDENCES))
 
 
@@ -295,8 +296,10 @@ def curve_from_json(content: Any, path: str | Path) -> AbstentionCurve:
         if not own.rows:
             raise InputError("there is no row")
         threshold, coverage, risk = np.ascontiguousarray(np.array(own.rows).T)
-        if (np.diff(coverage) <= 0).any():
-            raise InputError("the coverage must rise")
+        if (np.diff(coverage) <= 0).any() or (np.diff(threshold) > 0).any():
+            raise InputError("the coverage must rise from row to row, and the threshold must not")
+        if coverage[0] * own.images < 0.5:
+            raise InputError(f"the first row keeps no image: coverage {coverage[0]:g} of {own.images:,} images")
         if abs(coverage[-1] - 1) > 1e-9 or threshold[-1] != 0:
             raise InputError(
                 "the last point must keep all images, coverage 1 at threshold 0; got "

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cclnet.errors import InputError
-from cclnet.files import write_whole
+from cclnet.files import parse_json, write_whole
 from cclnet.schema import from_plain, rule, to_plain
 
 FORMAT = 1
@@ -328,6 +328,6 @@ def write_scores(path: Path, scores: Scores) -> None:
 def read_scores(path: Path) -> Scores:
     """Read and check a scores.json."""
     try:
-        return Scores.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, RecursionError) as error:
+        return Scores.from_json(parse_json(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} is not what cclnet evaluate writes ({error}). Run cclnet evaluate again.") from error

@@ -93,8 +93,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         ) from error
     except InputError:
         raise
-    # Damaged bytes make torch's reader fail in many ways.
-    except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except Exception as error:  # damaged bytes make torch's reader fail in any way
         raise InputError(f"{path} cannot be read: {first_line(error)}.") from error
     if not isinstance(state, dict) or "network" not in state:
         raise InputError(f"{path} is not a cclnet checkpoint.")

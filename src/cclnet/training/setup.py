@@ -331,16 +331,19 @@ def load_weights(network: CCLNet, path: Path) -> None:
 
 def read_weights(path: Path) -> Mapping[str, Tensor]:
     """Read the tensors of a .safetensors file, or of a state dict saved by torch; pickled objects are refused."""
-    if not path.is_file():
+    if "\0" in str(path) or not path.is_file():
         raise InputError(f"there is no weights file {path}.")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what torch's unpickler and safetensors raise for other files has no common base class
-        raise InputError(f"{path} is refused: it is not a .safetensors file or plain state dict ({error}).") from error
+    except Exception as error:  # damaged bytes make torch's reader fail in any way
+        reason = first_line(error)
+        raise InputError(f"{path} is refused: it is not a .safetensors file or plain state dict ({reason}).") from error
     state = state.get("state_dict", state) if isinstance(state, dict) else state
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
+    ):
         raise InputError(f"{path} holds no state dict: expected names with tensors.")
     return state
 

@@ -55,9 +55,9 @@ def read(path: Path, options: DataOptions) -> ImageTable:
             _check_compression(path, archive)
             images, sizes = _read_images(path, archive, splits)
             labels = _read_labels(path, archive, splits, sizes)
-    except (zipfile.BadZipFile, OSError, EOFError, KeyError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except Exception as error:  # damaged archives make zipfile and numpy fail in any way
         raise InputError(f"{path} cannot be read as .npz: {error}. Is the download complete?") from error
     names = [f"{split}_{i:06d}" for split, size in zip(splits, sizes, strict=True) for i in range(size)]
     of_image = np.repeat(np.array(splits, dtype=np.str_), sizes)
@@ -105,6 +105,8 @@ def _shape(path: Path, archive: zipfile.ZipFile, member: str) -> tuple[int, ...]
         shape, fortran_order, dtype = _read_npy_header(file)
     if member.endswith("_images.npy") and (dtype != np.uint8 or fortran_order):
         raise InputError(f"{path}: {member.removesuffix('.npy')} must be uint8 in C order, got {dtype} {shape}.")
+    if 0 in shape[1:]:
+        raise InputError(f"{path}: {member.removesuffix('.npy')} is empty: {shape}.")
     if not shape:
         raise InputError(f"{path}: {member.removesuffix('.npy')} is a single value, expected one entry per image.")
     expected = int(np.prod(shape, dtype=object)) * dtype.itemsize

@@ -22,6 +22,7 @@ from cclnet.data.image_io import SUFFIXES
 from cclnet.data.sources.folder_names import split_of_folder
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError
+from cclnet.schema import is_utf8
 from cclnet.settings import DataOptions
 
 # ruff: noqa: PTH100, PTH112, PTH113, PTH114, PTH118, PTH119, PTH120, PTH122, PTH123
@@ -98,6 +99,11 @@ def finish(table: ImageTable, notes: SourceNotes, options: DataOptions) -> Image
     if options.strict and notes.excluded:
         faults = "".join(f"\n  - {fault}" for fault in notes.excluded)
         raise InputError(f"{table.source} at {table.root}, strict:{faults}\nFix this, or read it without strict.")
+    if odd := [name for name in (*table.classes, *table.names) if not is_utf8(name)]:
+        raise InputError(
+            f"{table.source} at {table.root}: {len(odd):,} names are not UTF-8: {', '.join(map(repr, odd[:3]))}. "
+            "Rename these files or folders, for example with convmv: run files and reports are UTF-8."
+        )
     counts = table.class_counts()
     notes.note("classes without an image, left out", [c for c, n in zip(table.classes, counts, strict=True) if not n])
     table = select(_without_empty_classes(table), notes, options)
