@@ -163,7 +163,7 @@ def png(width: int, height: int, extra: bytes = b"") -> bytes:
 
 
 NAMES = (
-    b"=cmd|' C calc'!A0.png", b"+1.png", b"-rf.png", b"@x.png", b"\xff\xfe.png", b"caf\xe9.png", b"[/red].png",
+    b"=cmd|' C calc'!A0.png", b"+1.png", b"-rf.png", b"@x.png", b"\xff\xfe.png", b"caf\xe9.png", b"[red].png",
     b"a\nb.png", b"a\tb.png", b"\x1b[31mred.png", "‮gnp.png".encode(), b"a'b\"c.png", b"a,b;c|d.png", b"%s%n.png",
     b"a" * 250 + b".png", b" .png", b"CON.png", b"..png", "ﬁ\u0301.png".encode(), b"{x}$(id)`id`.png",
 )  # fmt: skip
