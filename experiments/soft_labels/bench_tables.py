@@ -21,7 +21,7 @@ from cclnet.runs.predictions import Floats, Predictions
 from cclnet.runs.provenance import source_commit, versions
 from noisy_tasks import CLASSES
 
-DRAWS = 500
+DRAWS = 200
 METRICS = ("accuracy", "balanced_accuracy", "macro_auroc", "auroc", "aurc", "quadratic_weighted_kappa")
 BALANCED = "balanced_accuracy_prior_divided_out"
 PRIMARY = {"clean": "macro_auroc", "noise20": BALANCED, "noise40": BALANCED, "few20": BALANCED, "few80": BALANCED}
