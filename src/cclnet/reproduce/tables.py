@@ -66,11 +66,15 @@ Grids = dict[str, list[Grid]]
 
 
 def table1_grid(
-    results: Sequence[PaperResult], seeds: SeedStatistics, split: str = "paper", scores: Sequence[str] = OUR_SCORES
+    results: Sequence[PaperResult],
+    seeds: SeedStatistics,
+    split: str = "paper",
+    scores: Sequence[str] = OUR_SCORES,
+    backbones: Sequence[str] = tuple(BACKBONES),
 ) -> Grid:
     """Table 1: every backbone with every method. Off the paper's split, COMPARED and what was run."""
     rows, pooled = [], seed_variance(results, seeds, split)
-    for backbone, backbone_title in BACKBONES.items():
+    for backbone, backbone_title in ((name, BACKBONES[name]) for name in backbones):
         for method, method_title in METHODS.items():
             own = seeds_of(results, PaperCell(backbone, method, split=split))
             if own or split == "paper" or method in COMPARED:

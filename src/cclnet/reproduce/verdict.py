@@ -81,6 +81,6 @@ def paper_blocks(results: Path, seeds: SeedStatistics | None = None) -> dict[str
     """The generated blocks of each document, by document and marker."""
     found, seeds = read_results(results), seeds or SeedStatistics(results)
     blocks = {name: markdown(*content) for name, content in paper_grids(found, seeds).items()}
-    short = table1_grid(found, seeds, scores=("accuracy", "kappa"))
+    short = table1_grid(found, seeds, scores=("accuracy", "kappa", "macro_auroc"), backbones=("resnet18",))
     reproduction = {**blocks, "runs": runs_text(found), "verdict": verdict_text(found, seeds)}
     return {"docs/reproduce.md": reproduction, "README.md": {"table1": markdown(short)}}
