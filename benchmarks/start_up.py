@@ -2,6 +2,7 @@
 share of the decode pass that hashing the images takes.
 
     python benchmarks/start_up.py DATA --before OLDER_SOURCE_TREE          # writes results/data_start_up.json and .md
+    python benchmarks/start_up.py DATA                                     # the share of hashing: data_hashing.json
 
 Every command runs in a process of its own, with an empty cache of decoded images or with a filled one. Training stops
 at its first step: a small network, so that the start is measured and not the step. Times are the medians of the rounds;
@@ -11,6 +12,8 @@ processor seconds are those of all processes together, and less disturbed by oth
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -31,11 +34,14 @@ import numpy as np
 import cclnet
 from cclnet.data import cache
 from cclnet.data.duplicates import HASHED
+from cclnet.data.image_io import read_resized
+from cclnet.data.parallel import shared_integer
 from cclnet.data.sources import open_data
-from cclnet.files import write_json, write_whole
+from cclnet.files import read_json, write_json, write_whole
 from cclnet.runs.provenance import origin
 
 ROOT = Path(__file__).parents[1]
+SAMPLED = 5  # every so many images, for the share of hashing
 RESULTS = ROOT / "results" / "data_start_up.json"
 TO_FIRST_STEP = """
 import sys, tempfile
@@ -53,12 +59,18 @@ except FirstStep:
 
 
 def measured(work: Callable[[], object]) -> dict[str, float]:
-    """Clock seconds, and processor seconds of the processes that ended meanwhile."""
+    """Clock seconds, and processor seconds of the processes that ended meanwhile, workers of workers included: this
+    process adopts those whose parent has ended (PR_SET_CHILD_SUBREAPER), and waits for them."""
+    ctypes.CDLL(None).prctl(36, 1)
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     work()
+    clock = time.perf_counter() - began
+    with contextlib.suppress(ChildProcessError):  # until there are none
+        while True:
+            os.waitpid(-1, 0)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"clock": time.perf_counter() - began, "processor": processor}
+    return {"clock": clock, "processor": processor}
 
 
 def run(tree: Path, *arguments: str) -> None:
@@ -69,64 +81,70 @@ def run(tree: Path, *arguments: str) -> None:
 
 
 def one_round(tree: Path, data: str, folder: Path) -> dict[str, dict[str, float]]:
-    """Every command once; audit and train twice, with a cache each that is empty at first and then filled."""
-    found = {"data show": measured(lambda: run(tree, "-m", "cclnet", "data", "show", data))}
-    for state in ("empty cache", "filled cache"):
-        audit = [
-            "-m",
-            "cclnet",
-            "data",
-            "audit",
-            data,
-            "--quiet",
-            "--cache-dir",
-            str(folder / "a"),
-            "--out",
-            str(folder),
-        ]
-        train = ["-c", TO_FIRST_STEP, data, str(folder / "b"), str(folder / state)]
-        for name, command in (("data audit", audit), ("train, to the first step", train)):
-            found[f"{name}, {state}"] = measured(partial(run, tree, *command))
-    return found
+    """Every command once, and the audit twice: with an empty cache, and with the one that it filled."""
+    cache_dir, options = str(folder / "cache"), ["--quiet", "--out", str(folder)]
+    audit = ["-m", "cclnet", "data", "audit", data, "--cache-dir", cache_dir, *options]
+    commands = {
+        "data show": ["-m", "cclnet", "data", "show", data],
+        "data audit, empty cache": audit,
+        "data audit, filled cache": audit,
+        "train, to the first step, filled cache": ["-c", TO_FIRST_STEP, data, cache_dir, str(folder / "run")],
+    }
+    return {name: measured(partial(run, tree, *command)) for name, command in commands.items()}
 
 
-def hashing_share(data: str, rounds: int) -> dict[str, Any]:
-    """Processor seconds of the decode pass with and without hashing, in turn."""
-    table = open_data(data)
-    seconds: dict[str, list[float]] = {"with": [], "without": []}
+def hashing_share(data: str) -> dict[str, Any]:
+    """Processor seconds of what a decoding worker does with chunks of images, with and without hashing in turn."""
+    paths = [image for image in open_data(data).images if isinstance(image, Path)]
+    seconds = {"with": 0.0, "without": 0.0}
     without_hashes: dict[str, Any] = {
         "sample_rows": lambda pixels: pixels[:0],
         "perceptual_hashes": lambda samples: np.zeros(len(samples), HASHED),
-        "_hash_older": lambda *_: None,
     }
-    for name in ("with", "without") * rounds:
-        changes = mock.patch.multiple(cache, **without_hashes) if name == "without" else nullcontext()
-        with tempfile.TemporaryDirectory() as folder, changes:
-            spent = measured(partial(cache.decode, table, 256, Path(folder), progress=False))
-        seconds[name].append(round(spent["processor"], 3))
-        print(name, seconds[name][-1], flush=True)
-    with_hashes, without = (statistics.median(seconds[name]) for name in ("with", "without"))
-    return {"images": len(table), "processor_seconds": seconds, "share": round(with_hashes / without - 1, 4)}
+    rows = list(range(0, len(paths), SAMPLED))
+    with tempfile.NamedTemporaryFile() as file:
+        end = shared_integer(0)
+        write = partial(cache._write, lambda row: read_resized(paths[row], 256), Path(file.name), end)
+        for start in range(0, len(rows), 32):
+            for name in ("with", "without") if start % 64 else ("without", "with"):
+                changes = mock.patch.multiple(cache, **without_hashes) if name == "without" else nullcontext()
+                with changes:
+                    began = time.process_time()
+                    write(rows[start : start + 32])
+                    seconds[name] += time.process_time() - began
+                end.value = 0
+    return {
+        "images": len(rows),
+        "processor_seconds": {name: round(spent, 3) for name, spent in seconds.items()},
+        "share": round(seconds["with"] / seconds["without"] - 1, 4),
+    }
 
 
 def page(results: dict[str, Any]) -> str:
-    lines = ["| | before, clock | after, clock | before, processor | after, processor |", "|---|--:|--:|--:|--:|"]
+    """The processor seconds as a table: unlike those of the clock, they do not depend on other work on the machine."""
+    lines = ["| processor seconds | before | after |", "|---|--:|--:|"]
     before, after = results["seconds"]["before"], results["seconds"]["after"]
-    for name in after:
-        cells = [f"{tree[name][kind]:.1f} s" for kind in ("clock", "processor") for tree in (before, after)]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += [f"| {name} | {before[name]['processor']:.1f} | {after[name]['processor']:.1f} |" for name in after]
     share = results["hashing"]["share"]
-    images = results["hashing"]["images"]
-    lines += ["", f"{images:,} images. Hashing them takes {share:.1%} of the processor time of the decode pass."]
+    lines += ["", f"{results['images']:,} images. Hashing adds {share:.1%} to the processor time of the decode pass."]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data")
-    parser.add_argument("--before", type=Path, required=True, help="the source tree of an older version")
+    parser.add_argument("data", nargs="?", default="")
+    parser.add_argument("--before", type=Path, help="the source tree of an older version")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--page-only", action="store_true", help="write the table of the kept results again")
     given = parser.parse_args()
+    if given.page_only:
+        write_whole(RESULTS.with_suffix(".md"), page(read_json(RESULTS)))
+        return
+    if given.data and not given.before:
+        write_json(RESULTS.with_name("data_hashing.json"), {**origin(), **hashing_share(given.data)})
+        return
+    if not given.data:
+        parser.error("DATA is needed")
     trees = {"before": given.before.resolve(), "after": Path(cclnet.__file__).parents[2]}
     rounds: dict[str, list[dict[str, dict[str, float]]]] = {name: [] for name in trees}
     for number in range(given.rounds):
@@ -139,6 +157,7 @@ def main() -> None:
     results = {
         **origin(),
         "before": sha.stdout.strip(),
+        "images": len(open_data(given.data)),
         "rounds": given.rounds,
         "seconds": {
             name: {
@@ -150,7 +169,7 @@ def main() -> None:
             }
             for name, several in rounds.items()
         },
-        "hashing": hashing_share(given.data, given.rounds),
+        "hashing": hashing_share(given.data),
     }
     write_json(RESULTS, results)
     write_whole(RESULTS.with_suffix(".md"), page(results))
