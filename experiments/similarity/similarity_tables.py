@@ -376,7 +376,6 @@ def study_blocks(results: Path) -> dict[str, dict[str, str]]:
         "docs/soft_targets.md": {
             "similarity scores": markdown(*scored),
             "tune-similarity": markdown(*grids["tune-similarity"]),
-            "uses": markdown(*grids["uses"]),
         },
         "docs/reproduce.md": {"tune": markdown(*grids["tune"])},
     }
