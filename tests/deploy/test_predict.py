@@ -382,3 +382,10 @@ def test_large_crops_get_small_batches(tmp_path: Path) -> None:
         description = SimpleNamespace(short_side=crop, crop=(crop, crop))
         batches = predicting.prepared(description, inputs, 16, 1)  # type: ignore[arg-type]
         assert [len(rows) for rows, _, _ in batches] == sizes
+
+
+def test_a_link_to_itself_is_a_row_with_a_reason(run: Path, tmp_path: Path) -> None:
+    loop = tmp_path / "loop.png"
+    loop.symlink_to(loop.name)
+    result = CliRunner().invoke(app, ["predict", str(run), str(loop), "--out", str(tmp_path / "p.csv"), "--quiet"])
+    assert result.exit_code in (1, 2) and not isinstance(result.exception, (RuntimeError, OSError))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,9 +45,10 @@ def predict(
     from cclnet.runs.folder import PREDICTIONS
 
     own = run if run.is_dir() else run.parent
-    if out.resolve() in [(own / name).resolve() for name in PREDICTIONS]:
+    target = os.path.realpath(out)  # unlike Path.resolve, it accepts a link to itself
+    if target in [os.path.realpath(own / name) for name in PREDICTIONS]:
         raise InputError(f"{out} has the run's own predictions, which its scores come from: choose another --out.")
-    if out.resolve() in [Path(place).expanduser().resolve() for place in images] and not out.is_dir():
+    if target in [os.path.realpath(Path(place).expanduser()) for place in images] and not out.is_dir():
         raise InputError(f"{out} is also an input: choose another --out.")
     if out.is_dir():
         raise InputError(f"{out} is a folder: give --out the name of a table, such as {out / 'predictions.csv'}.")
