@@ -344,8 +344,12 @@ def hostile_settings(chance: random.Random, material: Material, folder: Path) ->
         return Case(f"--set {key}={value[:30]}", train(str(material.data), f"{key}={value}"))
     recipe = folder / "recipe.toml"
     content = f'data = "{material.data}"\nepochs = 1\nbackbone = "test_resnet"\n{key} = {value}\n'.encode()
-    recipe.write_bytes(mutate(content, chance)[1] if chance.random() < 0.4 else content)
     command = ["train", "--recipe", str(recipe), "--out", "run", "--accelerator", "cpu", "--quiet"]
+    mutated = chance.random() < 0.4
+    recipe.write_bytes(mutate(content, chance)[1] if mutated else content)
+    if mutated:  # a recipe that lost its size in the mutation is valid, and would train a large network
+        small = ("backbone=test_resnet", "epochs=1", "short_side=36", "augment.crop=32", "batch_size=16")
+        command += [word for setting in small for word in ("--set", setting)]
     return Case(f"recipe {key} = {value[:30]}", command)
 
 
