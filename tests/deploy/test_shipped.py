@@ -72,7 +72,7 @@ def test_other_networks_take_grad_cam(backbone: str) -> None:
     net = shipped(backbone, 160 if backbone == "test_vit3" else 64)
     assert net.layout is None and not net.maps
     pixels = batch(160 if backbone == "test_vit3" else 64).numpy()
-    probabilities, maps = TorchEngine(net, "cpu").run(pixels, maps=True)
+    probabilities, maps, *_ = TorchEngine(net, "cpu").run(pixels, maps=True)
     assert maps is not None and maps.ndim == 3 and np.isfinite(maps).all()
     np.testing.assert_allclose(probabilities.sum(axis=1), 1)
 

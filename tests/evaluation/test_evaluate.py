@@ -44,7 +44,7 @@ def test_every_case_survives_json(tmp_path: Path, made: Predictions) -> None:
     assert list(content) == [
         "format", "kind", "name", "model", "task", "classes", "split", "intervals", "scores", "per_class", "confusion",
         "calibration", "leak", "soft_labels", "mistakes", "warnings", "versions", "decisions",
-            "abstention", "sets", "subgroups",
+        "abstention", "sets", "subgroups", "copies",
     ]  # fmt: skip
     for name, number in estimates(scores):
         value, low, high = number.value, number.low, number.high

@@ -206,7 +206,7 @@ def test_a_time_limit_stops_early(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["hard", "ccl"])
 def test_divergence_ends_the_run_and_names_the_step(tmp_path: Path, method: str) -> None:
-    diverging = {**TINY, "method": method, "method_settings": {}, "lr": 1e8, "clip": 0.0}
+    diverging = {**TINY, "method": method, "method_settings": {}, "lr": 1e6, "clip": 0.0}
     with pytest.raises(InputError, match=r"diverged at step \d+ of epoch 1 \(.*no earlier checkpoint"):
         train(make_settings(diverging), tmp_path / "run", accelerator="cpu", progress=False)
     assert not (tmp_path / "run" / "predictions.csv").exists()

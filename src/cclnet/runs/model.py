@@ -56,11 +56,11 @@ class TrainedInfo:
     versions: Mapping[str, str] | None = field(default=None, metadata=TEXT)
     commit: Commit | None = None
     images: int | None = field(default=None, metadata=COUNT)  # of the training split
-    folds: int | None = field(default=None, metadata=COUNT)  # of the out-of-fold predictions of the split val
     data: str | None = field(default=None, metadata=TEXT)  # the setting
     fingerprint: str | None = field(default=None, metadata=TEXT)  # hash of names, labels, classes and groups
     cut: bool | None = None  # whether max_minutes ended training before the last epoch
     split: str | None = field(default=None, metadata=TEXT)  # how it was made: "given", "group", "class" or "file"
+    folds: int | None = field(default=None, metadata=COUNT)  # of the out-of-fold predictions of the split val
 
 
 @dataclass(frozen=True)

@@ -176,8 +176,8 @@ def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric, progress: b
                 Console(stderr=True).print(f"! {line}", style="yellow", highlight=False, markup=False, soft_wrap=True)
         data = PreparedData(table, splits, images)
         if (short_side := test_short_side(settings, data)) != settings.short_side:
-            tested = np.flatnonzero(splits != "train")
-            test_images = _decode_rows(table, tested, short_side, settings.cache_folder, progress)
+            # Training images too: the statistics of the features are those of images as they are tested.
+            test_images = decode(table, short_side, cache_dir=settings.cache_folder, progress=progress)
             data = replace(data, test_images=test_images, test_short_side=short_side)
     if not (splits == "train").any():
         raise InputError("the training split has no images: choose other shares.")
@@ -204,18 +204,6 @@ def test_short_side(settings: Settings, data: PreparedData) -> int:
     return matching_short_side(
         settings.augment, settings.short_side, data.images.heights[rows], data.images.widths[rows]
     )
-
-
-def _decode_rows(
-    table: ImageTable, rows: npt.NDArray[np.intp], short_side: int, cache_dir: Path | None, progress: bool
-) -> DecodedImages:
-    """Return the decoded images of some rows; the others have no pixels."""
-    some = decode(table.select(rows), short_side, cache_dir=cache_dir, progress=progress)
-    offsets, heights, widths = (
-        np.zeros(len(table), values.dtype) for values in (some.offsets, some.heights, some.widths)
-    )
-    offsets[rows], heights[rows], widths[rows] = some.offsets, some.heights, some.widths
-    return DecodedImages(some.pixels, offsets, heights, widths)
 
 
 def check_columns(by: str, table: ImageTable) -> None:
