@@ -198,7 +198,7 @@ def uncertainty_claims() -> list[Claim]:
             f"AUROC of skin lesions against APTOS {unlike['APTOS 2019']:.3f}, brain MRI {unlike['brain MRI']:.3f}",
             "1",
             source,
-            "an AUROC below 0.95; an unknown class of skin lesion is *not* recognised (0.49 to 0.76)",
+            "an AUROC below 0.95; an unknown class of skin lesion is *not* recognised (0.50 to 0.76)",
         ),
     ]
 
