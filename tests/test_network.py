@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from cclnet import CCLNet, InputError, functional
+from cclnet.network import TimmClassifier
 
 
 class Tiny(nn.Module):
@@ -119,6 +120,25 @@ def test_exported_weights_are_the_timm_model_and_nothing_of_the_head() -> None:
     assert torch.equal(plain.eval()(images), net(images))
 
 
+@pytest.mark.parametrize("name", ["tf_efficientnet_lite0", "resnet18"])
+@pytest.mark.parametrize("side", [64, 90])  # 90: the sides of the maps do not divide each other
+def test_pooled_stages_are_the_means_of_all_feature_maps(name: str, side: int) -> None:
+    classifier = TimmClassifier(name, 3, pooling="stages").eval()
+    images = torch.randn(2, 3, side, side)
+    with torch.no_grad():
+        features = classifier.features(images)
+        last, stages = classifier.model.forward_intermediates(images)
+        torch.testing.assert_close(classifier.model(images), classifier.logits(features))
+    assert features.shape[1] == classifier.feature_width == classifier.model.get_classifier().in_features
+    maps = [own for own in stages if own is not last] + [last]
+    if side == 64:
+        torch.testing.assert_close(features, torch.cat([own.mean((2, 3)) for own in maps], 1), rtol=1e-4, atol=1e-5)
+    else:
+        assert features.shape[1] == sum(own.shape[1] for own in maps)
+    plain = timm.create_model(name, num_classes=3).state_dict()
+    assert list(plain) == list(classifier.shipped.state_dict())
+
+
 def test_exported_weights_of_a_module() -> None:
     state = tiny_ccl().export_state()
     assert {name.split(".")[0] for name in state} == {"backbone", "classifier"}
@@ -197,6 +217,7 @@ def test_eval_gives_logits_alone() -> None:
         (lambda: CCLNet("resnet81", 7), "unknown backbone 'resnet81'; did you mean 'resnet"),
         (lambda: CCLNet("resnet18", 1), "at least 2 classes"),
         (lambda: CCLNet(nn.Flatten(), 7), "pass feature_width"),
+        (lambda: CCLNet("test_vit", 7, pooling="stages"), "Use pooling 'last'"),
         (lambda: CCLNet("resnet18", 7, method="cll"), "unknown method 'cll'; did you mean 'ccl'"),
         (lambda: CCLNet("resnet18", 7, method_settings={"patiense": 3}), "did you mean 'patience'"),
         (lambda: CCLNet("resnet18", 7, method="lsr-a5"), "pass class_counts"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from pathlib import Path
 
@@ -15,6 +16,16 @@ from cclnet.errors import InputError
 from cclnet.settings import Settings, make_settings, read_settings
 
 BACKBONE = "tf_efficientnet_lite0"
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_table_of_the_readme_is_that_of_the_results() -> None:
+    spec = importlib.util.spec_from_file_location("presets_benchmark", ROOT / "benchmarks" / "presets.py")
+    assert spec is not None and spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    expected = f"<!-- what you get -->\n{benchmark.what_you_get()}\n<!-- /what you get -->"
+    assert expected in (ROOT / "README.md").read_text(encoding="utf-8"), "run: python benchmarks/presets.py --tables"
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -226,17 +225,6 @@ def test_every_bound_is_checked(kind: type, table: str) -> None:
             layer = {field.name: type(field.default)(value)}
             with pytest.raises(InputError, match=field.name):
                 make_settings({table: layer} if table else layer)
-
-
-def test_the_table_in_the_documentation_is_up_to_date() -> None:
-    script = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "settings_table.py"))
-    page, with_settings_table = script["PAGE"].read_text(encoding="utf-8"), script["with_settings_table"]
-    assert with_settings_table(page) == page, "run: python docs/settings_table.py"
-    assert all(
-        f"| `{name}` |" in script["settings_table"]() for name in rules(Settings) if name not in ("split", "augment")
-    )
-    with pytest.raises(InputError, match="markers"):
-        with_settings_table("no table here")
 
 
 def test_the_old_name_of_a_setting_is_accepted(tmp_path) -> None:

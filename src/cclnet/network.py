@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +27,7 @@ class TimmClassifier(nn.Module):
         pretrained: bool = False,
         in_channels: int = 3,
         backbone_settings: Mapping[str, Any] | None = None,
+        pooling: str = "last",
     ) -> None:
         super().__init__()
         import timm
@@ -47,6 +51,8 @@ class TimmClassifier(nn.Module):
         classifier = self.model.get_classifier()
         if not isinstance(classifier, nn.Module) or isinstance(classifier, nn.ModuleList):
             raise InputError(f"backbone {name} must end in one classifier, but it has several: use another backbone.")
+        if pooling == "stages":
+            pool_stages(self.model, name)
         # Not num_features: some models have another layer between pooling and classifier.
         self.feature_width = int(self.model.head_hidden_size)
 
@@ -82,6 +88,45 @@ class TimmClassifier(nn.Module):
         return f"{name if isinstance(name, str) else name[0]}."
 
 
+def pool_stages(model: Any, name: str) -> None:
+    """Give the classifier of a timm model the mean of every stage, instead of that of the last feature map alone.
+
+    ``forward_features`` then returns the maps of all stages as the channels of one, those of earlier stages averaged
+    to the size of the last. Pooling, names of weights and class activation maps stay those of a plain model.
+    """
+    classifier = model.get_classifier()
+    pooled = isinstance(getattr(model, "global_pool", None), nn.Module)
+    if not (pooled and hasattr(model, "forward_intermediates") and isinstance(classifier, nn.Linear)):
+        raise InputError(
+            f"pooling 'stages' needs a backbone that averages its last feature map and classifies linearly, such as "
+            f"a ResNet or EfficientNet, and {name} does not. Use pooling 'last'."
+        )
+
+    class StagePooled(type(model)):  # type: ignore[misc]
+        def forward_features(self, images: Tensor) -> Tensor:
+            last, stages = self.forward_intermediates(images)
+            maps = [own for own in stages if own is not last]
+            return torch.cat([*(_averaged(own, last.shape[2]) for own in maps), last], dim=1)
+
+    model.__class__ = StagePooled
+    training = model.training
+    with torch.no_grad():
+        width = model.eval().forward_features(classifier.weight.new_zeros(1, 3, 64, 64)).shape[1]
+    model.train(training)
+    # The name of the attribute is the architecture's: fc, classifier, head.fc ...
+    parent, _, last_name = model.pretrained_cfg["classifier"].rpartition(".")
+    owner = model.get_submodule(parent)
+    with torch.device(classifier.weight.device):
+        setattr(owner, last_name, nn.Linear(width, classifier.out_features))
+    model.head_hidden_size = width
+
+
+def _averaged(planes: Tensor, size: int) -> Tensor:
+    """Feature maps averaged to a side of ``size``. Not adaptive_avg_pool2d, which exporters do not know."""
+    side = -(-planes.shape[2] // size)
+    return nn.functional.avg_pool2d(planes, side, ceil_mode=True, count_include_pad=False) if side > 1 else planes
+
+
 def image_size_settings(name: str, size: tuple[int, int]) -> dict[str, Any]:
     """Keyword arguments that set the image size (height, width) of a timm model; empty for models that take any size.
 
@@ -96,6 +141,22 @@ def image_size_settings(name: str, size: tuple[int, int]) -> dict[str, Any]:
     if config is None or not config.fixed_input_size or tuple(config.input_size[1:]) == size:
         return {}
     return {"img_size": size[0] if size[0] == size[1] else size}
+
+
+@contextmanager
+def silent_exporters() -> Iterator[None]:
+    """Silence the exporters of torch, whose notes are for their developers."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def layer_groups(model: Any, weight_decay: float, layer_decay: float, decay_norms: bool) -> list[dict[str, Any]]:
@@ -173,6 +234,7 @@ class CCLNet(nn.Module):
         backbone_settings: further keyword arguments for ``timm.create_model``.
         logit_adjustment: τ of the logit-adjusted loss: the method sees ``logits + τ log(n_k / N)``, with n_k of
             ``class_counts``. The logits of the finished network are then those of equally frequent classes.
+        pooling: what the classifier of a timm model sees: the mean of the "last" feature map, or of all "stages".
 
     >>> net = CCLNet("resnet18", num_classes=7)
     >>> loss = net(torch.randn(2, 3, 64, 64), torch.tensor([0, 6]))
@@ -195,12 +257,13 @@ class CCLNet(nn.Module):
         in_channels: int = 3,
         backbone_settings: Mapping[str, Any] | None = None,
         logit_adjustment: float = 0.0,
+        pooling: str = "last",
     ) -> None:
         super().__init__()
         check_range("num_classes", num_classes, "[2, inf)", "a classifier needs at least 2 classes")
         self.classifier: Classifier
         if isinstance(backbone, str):
-            self.classifier = TimmClassifier(backbone, num_classes, pretrained, in_channels, backbone_settings)
+            self.classifier = TimmClassifier(backbone, num_classes, pretrained, in_channels, backbone_settings, pooling)
         else:
             self.classifier = ModuleClassifier(backbone, num_classes, feature_width)
         counts = None if class_counts is None else tuple(int(c) for c in class_counts)

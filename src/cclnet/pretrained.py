@@ -1,4 +1,4 @@
-"""Whether timm's pretrained weights of a backbone can be had on this machine, and for which input they were made."""
+"""Whether timm's pretrained weights of a backbone are available on this machine, and for which input they were made."""
 
 from __future__ import annotations
 

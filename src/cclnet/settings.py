@@ -1,7 +1,7 @@
 """Settings of a run: frozen dataclasses whose fields carry their help text and their range.
 
-Each setting is declared once, with :func:`setting`. The checks, the options of the command line and the table in
-docs/training.md (``python docs/settings_table.py`` rewrites it) derive from the fields.
+Each setting is declared once, with :func:`setting`. The checks, the options of the command line and the page of all
+settings in the documentation derive from the fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ else:
     import tomli as tomllib
 
 S = TypeVar("S")
+LOGGERS = ("tensorboard", "csv", "mlflow", "wandb", "none")
 DEFAULT_LR = {"sgd": 0.1, "adamw": 0.001}
 # Test-time augmentation: the views of an image whose logits are averaged, by degrees of rotation, maybe of the mirror
 # image ("mirrored 180" is the vertical flip), or by the corner that is cropped and enlarged.
@@ -35,6 +36,7 @@ TTA = {
     "turns": ("0", "90", "180", "270", "mirrored 0", "mirrored 90", "mirrored 180", "mirrored 270"),
     "crops": ("0", "top left", "top right", "bottom left", "bottom right"),
 }
+POOLINGS = ("last", "stages")
 MAX_DEPTH = 16  # of tables and lists in settings
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -57,20 +59,22 @@ class DataOptions:
     label_column: str | tuple[str, ...] = setting(
         "", "Column with the class names, or columns of 0 and 1: A,B,C. Default: found by its usual names."
     )
-    group_column: str = setting("", "Column of what must stay in one split: patient, lesion.")
+    group_column: str = setting("", "Column of the patient or lesion, whose images stay in one split.")
     split_column: str = setting("", "Column with train, calibration, val or test.", old_name="part_column")
     label_separator: str = setting("", "Separator of several labels in one cell. Default: | or ; if found.")
     image_folder: str = setting("", "Folder the names in a manifest are relative to. Default: its own folder.")
     strict: bool = setting(False, "Refuse images without a label and labels without an image.")
     follow_links: bool = setting(False, "Follow links that lead out of the data folder.")
     group_regex: str = setting(
-        "", "Regular expression that finds the patient or lesion in an image name: 'person\\d+'. It gives the groups."
+        "",
+        "Regular expression for the patient or lesion in an image name: 'person\\d+'. These stay in one split.",
     )
     exclude: str | tuple[str, ...] = setting(
-        "", "Images to leave out: patterns of their names, separated by commas, such as '*_mask.png,bad/*'."
+        "", "Images to leave out: patterns of their names, separated by commas, such as `*_mask.png,bad/*`."
     )
     merge_labels: str = setting(
-        "", "Table of class names with the columns old and new: renames and merges classes; no new name leaves one out."
+        "",
+        "Table with the columns old and new: renames and merges classes; an empty new name leaves a class out.",
     )
     min_class_size: int = setting(0, "Leave out classes with fewer images.", low=0)
     keep_masks: bool = setting(False, "Keep segmentation masks found among the images of class folders.")
@@ -97,6 +101,11 @@ class DataOptions:
         """Whether an option is given that only a manifest has."""
         return any((self.image_column, self.label_column, self.group_column, self.split_column, self.label_separator,
                     self.image_folder))  # fmt: skip
+
+    @property
+    def selects(self) -> bool:
+        """Whether an option is given that leaves out images, or changes their classes or groups."""
+        return any((self.exclude_patterns, self.merge_labels, self.group_regex, self.min_class_size))
 
 
 @dataclass(frozen=True)
@@ -205,7 +214,7 @@ class Settings(DataOptions):
     data: str = setting("synthetic", "A folder, a table, an .npz file, medmnist:NAME, or synthetic[:settings].")
     short_side: int = setting(256, "Images are decoded once to this short side, in pixels.", low=8, high=65536)
     test_short_side: int | None = setting(
-        None, "The same for images that are tested. Default: objects appear as large as in training on average.",
+        None, "The same for test images. Default: objects appear as large as in training on average.",
         low=8, high=65536,
     )  # fmt: skip
     mean: tuple[float, ...] = setting(
@@ -213,7 +222,7 @@ class Settings(DataOptions):
     )
     std: tuple[float, ...] = setting((), "Channel standard deviations. Default: as for `mean`.", length=3, low=1e-6)
     split: SplitSettings = setting(SplitSettings(), "How the data is split.")  # noqa: RUF009
-    folds: int = setting(0, "Cross-validation with so many folds, at least 3; every image is predicted once. 0: none.",
+    folds: int = setting(0, "Cross-validation with this many folds, at least 3; each image is predicted once. 0: none.",
                          low=0, synonyms=("n_folds", "cv"))  # fmt: skip
     augment: AugmentSettings = setting(AugmentSettings(), "How training images are augmented.")  # noqa: RUF009
     ordered: bool | None = setting(
@@ -225,18 +234,20 @@ class Settings(DataOptions):
     backbone: str = setting("resnet18", "Any timm model name.", synonyms=("model", "arch", "network", "encoder"))
     pretrained: bool = setting(False, "Start from timm's pretrained weights.")
     weights: str = setting("", "Start from a .safetensors file or a plain state dict.", synonyms=("checkpoint",))
+    pooling: str = setting("last", "Features of the classifier: the mean of the last feature map, or of all stages.",
+                           choices=POOLINGS)  # fmt: skip
     drop_rate: float = setting(0.0, "Dropout before the classifier.", low=0, high=0.99, synonyms=("dropout",))
     drop_path_rate: float = setting(
         0.0, "Stochastic depth: share of images that skip the last block, rising from 0.", low=0, high=0.99
     )
-    method: str = setting("ccl", "Label-softening method; `cclnet methods` lists them.", synonyms=("loss",))
+    method: str = setting("ccl", "How labels enter the loss; `cclnet methods` lists all methods.", synonyms=("loss",))
     method_settings: dict[str, Any] = setting(factory=dict, help="Settings of the method.")  # noqa: RUF009
     unsoften: bool = setting(False, "Remove the soft labels from the probabilities of the finished model.")
     # Optimisation.
     epochs: int = setting(160, "Epochs to train.", low=1, synonyms=("max_epochs", "num_epochs", "n_epochs"))
     batch_size: int = setting(128, "Images per step, over all devices together.", low=2, synonyms=("batch", "bs"))
     accumulate: int = setting(
-        1, "Process a batch in so many pieces to save memory. The gradients are the same; batch norm sees one piece.",
+        1, "Process a batch in this many pieces to save memory. Gradients are the same; batch norm sees one piece.",
         low=1, high=4096, synonyms=("accumulate_grad_batches", "gradient_accumulation_steps"),
     )  # fmt: skip
     optimizer: str = setting("sgd", "Optimizer.", choices=("sgd", "adamw"))
@@ -282,16 +293,23 @@ class Settings(DataOptions):
                        choices=tuple(TTA))  # fmt: skip
     # Running.
     seed: int = setting(0, "Seed of weights, batches and augmentation.", low=0, synonyms=("random_state",))
-    precision: str = setting("auto", "auto is bf16 on a GPU that has it, else float32.",
+    precision: str = setting("auto", "auto is bf16 on a GPU that supports it, else float32.",
                              choices=("auto", "32", "bf16", "64"), synonyms=("dtype", "amp"))  # fmt: skip
     compile: bool | None = setting(None, "torch.compile and CUDA graphs. Default: on a GPU only.")
     resident: bool | None = setting(None, "Keep the images on the device. Default: if they fit, else streamed.")
-    deterministic: bool = setting(False, "The same bits every time; slower.")
+    deterministic: bool = setting(False, "Identical results every time, also on a GPU; slower.")
     validate_every: int = setting(1, "Epochs from one validation to the next.", low=1)
     max_minutes: float = setting(0.0, "Stop training after this long. 0: never.", low=0)
+    logger: str = setting(
+        "", "Further copies of the history: tensorboard, csv, mlflow, wandb, several with commas, or none. Default: "
+        "tensorboard if it is installed.",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self, "setting ")
+        for name in self.logger.split(",") if self.logger else ():
+            if name.strip() not in LOGGERS:
+                raise unknown("logger", name.strip(), LOGGERS)
         if self.lr is None:
             object.__setattr__(self, "lr", DEFAULT_LR[self.optimizer])
         if self.optimizer == "adamw" and self.lr > 0.03:
@@ -449,10 +467,10 @@ def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
     return {renamed.get(name, name): value for name, value in values.items()}
 
 
-def to_toml(settings: Settings) -> str:
-    """The settings as TOML, as ``read_settings`` reads them. None is left out, except in the settings of the method,
-    whose defaults are not known here: there it is written as "none"."""
-    values = dataclasses.asdict(settings)
+def to_toml(settings: Settings, without: Collection[str] = ()) -> str:
+    """The settings as TOML, as ``read_settings`` reads them, but for those named in ``without``. None is left out,
+    except in the settings of the method, whose defaults are not known here: there it is written as "none"."""
+    values = {name: value for name, value in dataclasses.asdict(settings).items() if name not in without}
     own = values["method_settings"]
     values["method_settings"] = {key: "none" if value is None else value for key, value in own.items()}
     return table_to_toml(values)

@@ -118,7 +118,7 @@ def test_blocks_change_the_area_little() -> None:
 
 
 def test_bins_close_at_their_upper_end() -> None:
-    values = np.array([0.0, 1 / 15, np.nextafter(1 / 15, 1), 14 / 15, 1.0])
+    values = np.array([0.0, 1 / 15, 1 / 15 + 1e-6, 14 / 15, 1.0])
     assert calibration.equal_width_bins(values).tolist() == [0, 0, 1, 13, 14]
 
 
@@ -155,3 +155,10 @@ def test_the_risk_coverage_curve_is_thinned_and_ends_at_the_error_rate() -> None
 
 def decisions_right(made: Predictions) -> np.ndarray:
     return made.probabilities.argmax(axis=1) == made.labels
+
+
+def test_rounding_does_not_decide_on_which_side_of_a_border_a_probability_lies() -> None:
+    borders = np.arange(1, 15) / 15
+    for error in (-1e-9, 0.0, 1e-9):
+        np.testing.assert_array_equal(calibration.equal_width_bins(borders + error), np.arange(14))
+    np.testing.assert_array_equal(calibration.equal_width_bins(borders + 1e-6), np.arange(1, 15))

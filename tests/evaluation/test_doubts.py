@@ -52,7 +52,7 @@ def test_the_label_model_is_that_of_the_method() -> None:
     torch = pytest.importorskip("torch")
     p, labels = random_predictions()
     shares = torch.tensor(np.bincount(labels) / len(labels))
-    sums = labels_of_predicted(torch.tensor(p).log(), torch.tensor(labels), shares, 4.0)
+    sums = labels_of_predicted(torch.tensor(p).log(), torch.tensor(labels), shares, 4.0).sum(dim=0)
     np.testing.assert_allclose(label_model(p, labels), method_label_model(sums, 0.7).numpy(), atol=1e-12)
 
 

@@ -148,3 +148,17 @@ def test_p_of_many_classes_is_sampled() -> None:
     assert similarity.agreement_p(line, line) < 0.005
     noise = np.random.default_rng(0).random((9, 9))
     assert similarity.agreement_p(line, noise) > 0.05
+
+
+def test_the_p_of_a_partial_correlation_is_the_share_of_relabellings_that_are_as_strong() -> None:
+    rng = np.random.default_rng(3)
+    a, b, control = (own + own.T for own in rng.normal(size=(3, 4, 4)))
+    observed = abs(similarity.partial_agreement(a, b, control))
+    strengths = [
+        abs(similarity.partial_agreement(a[np.ix_(order, order)], b, control))
+        for order in itertools.permutations(range(4))
+    ]
+    assert similarity.partial_agreement_p(a, b, control) == pytest.approx(
+        np.mean(np.array(strengths) >= observed - 1e-9)
+    )
+    assert math.isnan(similarity.partial_agreement_p(np.ones((4, 4)), b, control))

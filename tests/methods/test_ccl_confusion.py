@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from cclnet import InputError, build_method, functional
 from cclnet.methods import Classes
+from cclnet.methods.base import to_exact_step
 from cclnet.methods.ccl_centroid import CCLCentroid
 from cclnet.methods.ccl_confusion import LDA_TEMPERATURE, CCLConfusion, confusion_distances, fit_lda, soft_confusion
 from cclnet.methods.class_geometry import SHRINKAGE, batch_moments, geometry_from_means, signed_sqrt_normalized
@@ -32,7 +33,7 @@ def epoch(seed: int, counts: tuple[int, ...] = (40, 20, 10, 6)) -> tuple[torch.T
 
 def shares_by_hand(before: torch.Tensor, labels_before: torch.Tensor, now: torch.Tensor, labels: torch.Tensor):
     """Squared distances of every image to every mean of the epoch before, and what follows."""
-    unit = signed_sqrt_normalized(before)
+    unit = to_exact_step(signed_sqrt_normalized(before))
     of_class = [unit[labels_before == k] for k in range(K)]
     means = [rows.mean(dim=0) for rows in of_class]
     within = sum((len(rows) - 1) * torch.cov(rows.T) for rows in of_class) / (len(unit) - K)
@@ -100,7 +101,7 @@ def test_rare_classes_are_not_set_apart_by_chance(corrected: bool, width: int) -
         before, now = (20.0 + lasting + 0.5**0.5 * torch.randn(len(labels), width) for _ in range(2))  # straight roots
         lda = fit_lda(geometry_from_means(batch_moments(before, labels, K), K))
         lda[:, -1] *= corrected
-        total += confusion_distances(soft_confusion(now, labels, lda)) / 60
+        total += confusion_distances(soft_confusion(now, labels, lda).sum(dim=0)) / 60
     if not corrected:
         assert total[2, 3] > 1.15 * total[0, 1]
     elif width == 40:
@@ -120,7 +121,7 @@ def test_a_class_not_yet_seen_is_given_no_image_and_has_a_smoothed_row() -> None
     torch.testing.assert_close(table[3], smoothed[3])
     assert float((table[0, 1:3] - smoothed[0, 1:3]).abs().max()) > 1e-3 and bool((table[:3, 3] > 0).all())
     method(*epoch(2))
-    assert float(method.confusion[:, 3].sum()) == 0.0  # the LDA classifier does not know it yet
+    assert float(method.confusion[:, :, 3].sum()) == 0.0  # the LDA classifier does not know it yet
     of_means = build_method("ccl-centroid", Classes(K, WIDTH), {})
     of_means(*epoch(2))
     of_means.end_epoch(), method.end_epoch()
@@ -144,7 +145,7 @@ def test_mixed_images_count_for_each_class_by_its_share() -> None:
     for u, own in zip(signed_sqrt_normalized(features), shares, strict=True):
         score = lda[:, :-2] @ u + lda[:, -2] + lda[:, -1] * (1.0 - own)
         by_hand += own[:, None] * torch.softmax(score / LDA_TEMPERATURE, dim=0)
-    torch.testing.assert_close(soft_confusion(features, shares, lda), by_hand)
+    torch.testing.assert_close(soft_confusion(features, shares, lda).sum(dim=0), by_hand)
 
 
 def trained(features: list[torch.Tensor], labels: torch.Tensor, **chosen: object) -> tuple[CCLConfusion, CCLCentroid]:

@@ -365,6 +365,7 @@ def one_of_two_processes(rank: int, folder: str) -> None:
     torch.save(
         {"table": network.soft_labels(), "grad": network.classifier.classifier.weight.grad}, f"{folder}/{rank}.pt"
     )
+    dist.barrier()  # else torch may end one process while the other still closes its connections
     dist.destroy_process_group()
 
 

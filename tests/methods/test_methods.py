@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cclnet import METHODS, InputError, Loss, Method, build_method, functional, register_method
 from cclnet.cli import app
 from cclnet.data.sources import open_data
 from cclnet.methods import Classes, check_method_fits, method_card, method_settings, methods_for
+from cclnet.methods.base import epoch_sums, sum_by_class
+from cclnet.methods.class_geometry import batch_moments
 from cclnet.report.figures import loss_terms
 from cclnet.settings import make_settings
 from cclnet.sweep.compare_methods import fitting_entries
@@ -290,3 +294,43 @@ def test_classes_are_not_balanced_twice(setting: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'ccl-balanced' already balances the classes"):
         train(settings, tmp_path / "run", accelerator="cpu", progress=False, cache_dir=tmp_path / "cache")
     check_method_fits("ccl", multilabel=False, classes_balanced=True)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 3, 8]), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_sums_of_an_epoch_have_the_same_bits_however_it_is_divided(seed: int, processes: int, mixed: bool) -> None:
+    """Sums of each process alone, added up afterwards, in any order of the images."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(200, 7, generator=generator) * 10.0 ** torch.randint(-3, 4, (200, 1), generator=generator)
+    labels = torch.randint(4, (200,), generator=generator)
+    if mixed:
+        shares = torch.rand(200, 1, generator=generator)
+        labels = shares * F.one_hot(labels, 4) + (1 - shares) * F.one_hot(labels.flip(0), 4)
+    probabilities = torch.softmax(40.0 * torch.randn(200, 4, generator=generator, dtype=torch.float64), dim=1)
+
+    def sums(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        one_hot = functional.rows_of(torch.eye(4, dtype=torch.float64), labels[rows])
+        return batch_moments(features[rows], labels[rows], 4), sum_by_class(probabilities[rows], one_hot, 24)
+
+    order = torch.randperm(200, generator=generator)
+    divided = [sums(rows) for rows in order.tensor_split(processes)]
+    for whole, several in zip(sums(torch.arange(200)), zip(*divided, strict=True), strict=True):
+        assert torch.equal(torch.stack(several).sum(dim=0), whole)
+    exact = functional.rows_of(torch.eye(4, dtype=torch.float64), labels).mT @ probabilities
+    torch.testing.assert_close(sums(order)[1].sum(dim=0), exact, rtol=1e-4 if mixed else 1e-9, atol=0.0)
+
+
+def test_sums_of_an_epoch_are_state_but_no_buffers() -> None:
+    """Distributed data parallel broadcasts buffers in every step."""
+    method = build_method("ccl-confusion", Classes(3, 5), {}).half()
+    assert {"moments", "confusion"} == {name for name, _ in epoch_sums(method)} <= set(method.state_dict())
+    assert not {"moments", "confusion"} & {name for name, _ in method.named_buffers()}
+    assert method.moments.dtype == method.confusion.dtype == torch.float64
+    state = method.state_dict()
+    del state["moments"]
+    with pytest.raises(RuntimeError, match="moments"):
+        method.load_state_dict(state)
+    with pytest.raises(RuntimeError, match=r"moments.*\[2, 2\]"):
+        method.load_state_dict(state | {"moments": torch.zeros(2, 2)})
+    method.load_state_dict(state | {"moments": torch.ones(9, 9), "confusion": torch.ones(3, 3)})  # of an older version
+    assert float(method.moments.sum()) == 81 and float(method.confusion.sum()) == 9

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from typing import Any
+from unittest import mock
 
 import pytest
+import timm
 
 from cclnet import InputError
 from cclnet.settings import make_settings
-from cclnet.training.checks import check_pretrained, check_settings
+from cclnet.training.checks import check_names, check_pretrained, check_settings
 
 
 @pytest.fixture
@@ -32,6 +36,38 @@ def closed_address() -> str:
 def test_refused_before_the_data(given: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
         check_settings(make_settings({"data": "no such folder"}, given))
+
+
+ERRORS = """
+import sys
+from cclnet import InputError
+from cclnet.api import run_settings
+for given in ({"backbone": "resnt18"}, {"method": "clc"}, {"method": "lsr", "method_settings": {"epsilom": 1}}):
+    try:
+        run_settings("data", None, given)
+    except InputError as error:
+        print(error)
+print("timm.models" in sys.modules)
+"""
+
+
+def test_wrong_names_are_reported_before_timm_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", ERRORS], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    for line, named in zip(lines, ("'resnet18'", "'ccl'", "'epsilon'"), strict=False):
+        assert named in line
+    assert lines[3] == "False"
+
+
+def test_every_model_of_timm_is_a_backbone() -> None:
+    """The quick check reads timm's source; it must not refuse a name that timm knows."""
+    names = [*timm.list_models(), *timm.models._registry._deprecated_models, "resnet18.a1_in1k"]
+    with mock.patch.dict(sys.modules):
+        del sys.modules["timm"]
+        for name in names[::40]:
+            check_names({"backbone": name})
+        with pytest.raises(InputError, match="'resnet18'"):
+            check_names({"backbone": "resnt18"})
 
 
 def test_pretrained_without_a_connection(monkeypatch: pytest.MonkeyPatch, closed_address: str) -> None:

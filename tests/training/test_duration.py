@@ -63,7 +63,7 @@ def test_the_second_estimate_comes_after_three_steps(
     clock = iter([0.0, 100.0, 110.0, 120.0, 121.0])
     monkeypatch.setattr("cclnet.training.console.time.monotonic", lambda: next(clock))
     length = RunLength.of(make_settings({"epochs": 10, "batch_size": 100}), SPLITS, CPU)
-    display = Display(RunFolder(tmp_path), length, show=True, tensorboard=False)
+    display = Display(RunFolder(tmp_path), length, show=True, logger="none")
     for step in range(4):
         display.step(0, step, 100, 0.0, torch.ones(1), "")
         assert ("10 s per step" in capsys.readouterr().out) == (step == 2)

@@ -16,6 +16,7 @@ import cclnet
 from cclnet import InputError
 from cclnet.cli import app
 from cclnet.data.sources import open_data
+from cclnet.network import TimmClassifier
 from cclnet.runs.folder import RunFolder, SplitTable, open_run
 from cclnet.training import features as features_module
 from cclnet.training.probe import Basis, LinearLayer, Problem, fit_linear, fit_probe
@@ -73,8 +74,7 @@ def test_no_label_of_a_fold_decides_its_own_predictions() -> None:
     changed = problem.labels.copy()
     changed[problem.fold == 1] = (changed[problem.fold == 1] + 1) % 3
     other = Problem(changed, np.eye(3, dtype=np.float32)[changed], problem.fold, False)
-    views = {"none": features, "flip": features + 0.1}
-    first, second = fit_probe(problem, views), fit_probe(other, views)
+    first, second = fit_probe(problem, features), fit_probe(other, features)
     own = problem.fold == 1
     assert first.fold_choices[1] == second.fold_choices[1]
     np.testing.assert_array_equal(first.logits[own], second.logits[own])
@@ -84,7 +84,7 @@ def test_no_label_of_a_fold_decides_its_own_predictions() -> None:
 def test_logits_contain_the_class_frequencies_whatever_the_weights() -> None:
     """The mean probabilities are about the class frequencies, of a balanced fit too."""
     problem, features = made_problem(1200)
-    found = fit_probe(problem, {"none": features})
+    found = fit_probe(problem, features)
     mean = torch.softmax(torch.from_numpy(found.logits), 1).mean(0).numpy()
     np.testing.assert_allclose(mean, np.bincount(problem.labels) / 1200, atol=0.05)
 
@@ -111,7 +111,7 @@ def test_a_probe_is_a_run_like_any_other(weights: Path, tmp_path: Path, monkeypa
     assert folds is not None and set(folds.tolist()) == {"0", "1", "2"}
     assert opened.model is not None and opened.model.class_counts == tuple(table.class_counts().tolist())
     trained = opened.model.extra["probe"]
-    assert opened.model.tta == trained["tta"] and len(trained["folds"]) == 3
+    assert opened.model.tta == "flip" and len(trained["folds"]) == 3
     backbone, exported = load_file(weights), load_file(run / "model.safetensors")
     assert all(torch.equal(backbone[name], value) for name, value in exported.items() if not name.startswith("fc."))
     assert (run / "report.html").is_file() and RunFolder(run).read_calibration().decision.name == "balanced"
@@ -129,7 +129,7 @@ def test_a_probe_is_a_run_like_any_other(weights: Path, tmp_path: Path, monkeypa
 
 def test_features_resume_after_a_damaged_part(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features_module, "PART", 50)
-    given = {"weights": str(weights), "cache_dir": str(tmp_path / "cache"), "progress": False, **SMALL}
+    given = {"weights": str(weights), "tta": "none", "cache_dir": str(tmp_path / "cache"), "progress": False, **SMALL}
     first = cclnet.probe(DATA, tmp_path / "a", folds=3, **given)
     parts = sorted((tmp_path / "cache" / "features").rglob("*.npy"))
     assert len(parts) == 3
@@ -143,7 +143,23 @@ def test_features_resume_after_a_damaged_part(weights: Path, tmp_path: Path, mon
     np.testing.assert_allclose(open_run(second).predictions.probabilities, expected, atol=1e-6)
 
 
-def test_the_test_split_is_predicted_by_the_exported_model(weights: Path, tmp_path: Path) -> None:
+def test_onnx_runtime_gives_the_features_of_pytorch(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    classifier = TimmClassifier("test_resnet", 1000).eval()
+    classifier.model.load_state_dict(load_file(weights))
+    forward = features_module.onnx_forward(classifier, 32)
+    assert forward is not None
+    images = torch.randn(5, 3, 32, 32)
+    with torch.inference_mode():
+        np.testing.assert_allclose(forward(images), classifier.features(images), atol=1e-4)
+    monkeypatch.setattr(features_module, "LARGEST_DIFFERENCE", 0.0)  # what differs is not used
+    assert features_module.onnx_forward(classifier, 32) is None
+    monkeypatch.setattr(features_module, "find_spec", lambda _: None)  # without the extra
+    assert features_module.onnx_forward(classifier, 32) is None
+
+
+@pytest.mark.parametrize("pooling", ["last", "stages"])
+def test_the_test_split_is_predicted_by_the_exported_model(weights: Path, tmp_path: Path, pooling: str) -> None:
     rng = np.random.default_rng(0)
     splits = {"train": 60, "test": 12}
     from PIL import Image
@@ -155,13 +171,16 @@ def test_the_test_split_is_predicted_by_the_exported_model(weights: Path, tmp_pa
                 pixels = np.clip(rng.normal(level, 40, (40, 40, 3)), 0, 255).astype(np.uint8)
                 Image.fromarray(pixels).save(tmp_path / "data" / split / name / f"{split}{i}.png")
     given = {"weights": str(weights), "cache_dir": str(tmp_path / "cache"), "progress": False, "tta": "turns", **SMALL}
-    run = cclnet.probe(tmp_path / "data", tmp_path / "run", folds=3, method="lsr", **given)
+    run = cclnet.probe(tmp_path / "data", tmp_path / "run", folds=3, method="lsr", pooling=pooling, **given)
+    scores = RunFolder(run).read_scores()
+    assert scores is not None and scores.copies is not None and scores.copies.exact == 0  # the images were compared
     held_out = open_run(run).predictions.of_split("test")
     assert len(held_out) == 12 and open_run(run).split == "test"
     calibration = RunFolder(run).read_calibration()
     assert calibration.temperature.fitted_on in ("val", None)
     RunFolder(run).calibration.unlink()  # probabilities of predictions.csv have no temperature
     model = cclnet.load(run, device="cpu")
+    assert model.description.pooling == pooling
     names = {path.relative_to(tmp_path / "data").as_posix(): path for path in (tmp_path / "data").rglob("*.png")}
     found = [p for name in held_out.images for key, p in names.items() if name in (key, key.removesuffix(".png"))]
     predicted = np.stack([model.predict(path).probabilities for path in found])
@@ -179,6 +198,25 @@ def test_what_a_probe_cannot_do_is_refused(weights: Path, tmp_path: Path) -> Non
         cclnet.probe(DATA, tmp_path / "run", backbone="test_resnet")
     missing = CliRunner().invoke(app, ["probe", str(tmp_path / "nowhere"), "--weights", str(weights)])
     assert isinstance(missing.exception, InputError)
+
+
+def test_subgroups_are_scored_from_columns_of_the_table(weights: Path, tmp_path: Path) -> None:
+    """--by needs metadata.csv in the run folder, as `train` writes it."""
+    from PIL import Image
+
+    rng, lines = np.random.default_rng(0), ["image,label,sex"]
+    for i in range(45):
+        level = (60, 120, 190)[i % 3]
+        pixels = np.clip(rng.normal(level, 40, (40, 40, 3)), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+        lines.append(f"{i}.png,{'abc'[i % 3]},{('male', 'female')[i % 2]}")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    given = {"weights": str(weights), "cache_dir": str(tmp_path / "cache"), "progress": False, "by": "sex", **SMALL}
+    run = cclnet.probe(tmp_path / "table.csv", tmp_path / "run", folds=3, **given)
+    metadata = RunFolder(run).read_metadata()
+    assert list(metadata.columns) == ["sex"] and len(metadata) == 45
+    scores = RunFolder(run).read_scores()
+    assert scores is not None and {row.column for row in scores.subgroups} >= {"sex"}
 
 
 def test_a_leak_between_folds_is_found(tmp_path: Path) -> None:

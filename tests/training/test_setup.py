@@ -7,14 +7,20 @@ import random
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from PIL import Image
 
 from cclnet.errors import InputError
 from cclnet.settings import Settings, make_settings
+from cclnet.training import setup
 from cclnet.training.setup import find_launch, rate_factor, read_weights
 
 ALLOCATION = {"SLURM_JOB_ID": "1234", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_PROCID": "0"}
@@ -121,3 +127,22 @@ def test_a_mutated_state_dict_is_read_or_refused(tmp_path: Path) -> None:
         torch.save(other, path)
         with pytest.raises(InputError, match="holds no state dict"):
             read_weights(path)
+
+
+def test_several_nodes_decode_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process of each node decodes; what is wrong with the data is left to rank 0."""
+    for label in ("a", "b"):
+        for i in range(3):
+            picture = tmp_path / "data" / label / f"{i}.png"
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (20, 20), (40 * i, 9, 9)).save(picture)
+    given = {"data": str(tmp_path / "data"), "cache_dir": str(tmp_path / "cache"), "short_side": 16}
+    settings = make_settings({**given, "augment": {"crop": 16}})
+    first, second = (cast(Fabric, SimpleNamespace(local_rank=rank)) for rank in range(2))
+    setup.decode_together(settings, first)
+    monkeypatch.setattr(setup, "find_launch", lambda: setup.Launch(nodes=2))
+    setup.decode_together(settings, second)
+    assert not (tmp_path / "cache").exists()
+    setup.decode_together(settings, first)
+    assert any((tmp_path / "cache").rglob("shard-*.bin"))
+    setup.decode_together(replace(settings, data="nowhere"), first)

@@ -34,6 +34,9 @@ from cclnet.runs.predictions import Floats, Integers, Predictions
 from cclnet.runs.scores import ReliabilityBin, RiskPoint, Temperature
 
 BINS = 15
+# A probability such as 0.6 lies on the border of two bins. Rounding must not decide on which side: files have nine
+# digits, and normalising a row changes the last bit.
+ON_BORDER = 1e-8
 SMALLEST = float(np.finfo(np.float64).eps)
 BOUNDS = (0.01, 100.0)  # of the temperature
 
@@ -57,8 +60,8 @@ def losses(predictions: Predictions) -> tuple[Floats, Floats]:
 
 
 def equal_width_bins(values: Floats) -> npt.NDArray[np.intp]:
-    """The bin of each value, 0..14: ``(b/15, (b+1)/15]``, zero in the first."""
-    return np.searchsorted(np.arange(1, BINS) / BINS, values, side="left")
+    """The bin of each value, 0..14: ``(b/15, (b+1)/15]``, zero in the first; within ON_BORDER of a border is on it."""
+    return np.searchsorted(np.arange(1, BINS) / BINS + ON_BORDER, values, side="left")
 
 
 def equal_count_bins(values: Floats) -> npt.NDArray[np.intp]:

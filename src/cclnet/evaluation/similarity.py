@@ -60,23 +60,48 @@ def agreement_p(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
     >>> agreement_p(line, line)  # the order and its reverse, of 120 permutations
     0.016666666666666666
     """
-    first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    observed, size = agreement(first, second), len(second)
+    observed = agreement(a, b)
     if math.isnan(observed):
         return math.nan
+    return float((np.abs(_correlations(_relabelled(b), a)) >= abs(observed) - 1e-9).mean())
+
+
+def _relabelled(matrix: npt.ArrayLike) -> Floats:
+    """The ranks of the off-diagonal under each relabelling of the classes, [P, K (K − 1)], the given one first."""
+    values = np.asarray(matrix, np.float64)
+    size = len(values)
     if size <= EXACT_CLASSES:
         orders = list(itertools.permutations(range(size)))
     else:
         rng = np.random.default_rng(0)
         orders = [tuple(range(size)), *(tuple(rng.permutation(size)) for _ in range(PERMUTATIONS - 1))]
-    ours = stats.rankdata(off_diagonal(first))
-    theirs = stats.rankdata(off_diagonal(second))  # a relabelling permutes these ranks
-    ranks = np.zeros_like(second)
-    ranks[~np.eye(size, dtype=bool)] = theirs
-    mixed = np.stack([off_diagonal(ranks[np.ix_(order, order)]) for order in orders])
-    products = (mixed - mixed.mean(axis=1, keepdims=True)) @ (ours - ours.mean())
-    scale = math.sqrt(float(((ours - ours.mean()) ** 2).sum() * ((theirs - theirs.mean()) ** 2).sum()))
-    return float((np.abs(products) / scale >= abs(observed) - 1e-9).mean())
+    ranks = np.zeros_like(values)
+    ranks[~np.eye(size, dtype=bool)] = stats.rankdata(off_diagonal(values))  # a relabelling permutes these
+    return np.stack([off_diagonal(ranks[np.ix_(order, order)]) for order in orders])
+
+
+def _correlations(relabelled: Floats, other: npt.ArrayLike) -> Floats:
+    """The rank correlation of each relabelling with another matrix, [P]."""
+    ours = stats.rankdata(off_diagonal(other))
+    ours, theirs = ours - ours.mean(), relabelled - relabelled.mean(axis=1, keepdims=True)
+    return theirs @ ours / math.sqrt(float((ours**2).sum() * (theirs[0] ** 2).sum()))
+
+
+def partial_agreement_p(a: npt.ArrayLike, b: npt.ArrayLike, control: npt.ArrayLike) -> float:
+    """p of :func:`partial_agreement`, as in :func:`agreement_p`: the classes of ``a`` are relabelled, those of ``b``
+    and of the control are not. NaN where it is undefined.
+
+    >>> line = np.abs(np.subtract.outer(np.arange(5), np.arange(5)))
+    >>> partial_agreement_p(line, line, np.add.outer(np.arange(5) ** 2, np.arange(5) ** 2))
+    0.016666666666666666
+    """
+    observed, bc = partial_agreement(a, b, control), agreement(b, control)
+    if math.isnan(observed):
+        return math.nan
+    relabelled = _relabelled(a)
+    ab, ac = _correlations(relabelled, b), _correlations(relabelled, control)
+    left = np.maximum((1 - ac**2) * (1 - bc**2), 1e-9)
+    return float((np.abs((ab - ac * bc) / np.sqrt(left)) >= abs(observed) - 1e-9).mean())
 
 
 def partial_agreement(a: npt.ArrayLike, b: npt.ArrayLike, control: npt.ArrayLike) -> float:

@@ -6,17 +6,21 @@ subclass of ``Method`` and its card, and add a line to ``METHODS`` or call ``ccl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from cclnet import functional
 from cclnet.errors import InputError, check_range
 from cclnet.head import Float64Buffers, check_labels
+
+# Labels, features and levels of probabilities are rounded to this step before they are summed over an epoch: products
+# of two are multiples of its square, and float64 adds up 2^21 of them without rounding.
+EXACT_STEP = 2.0**-16
 
 # Former names of settings, which stay accepted: old settings files and results use them.
 SETTING_ALIASES = {"hold": "freeze_ratio", "memory": "ema_decay", "confusions": "confusion_weight"}
@@ -75,6 +79,54 @@ class Method(Float64Buffers):
     def __init__(self, classes: Classes) -> None:
         super().__init__()
         self.classes = classes
+        self.epoch_sums: tuple[str, ...] = ()  # names of the attributes that ``register_epoch_sum`` made
+
+    def register_epoch_sum(self, name: str, *shape: int) -> None:
+        """Add a float64 attribute of zeros for a sum over the images of an epoch. ``forward`` adds to it in place, and
+        ``end_epoch`` calls ``sum_over_processes`` on it, uses it and resets it.
+
+        Every process has its own share of the sum. It is part of the state dict, but not a buffer: distributed data
+        parallel would broadcast it in every step and overwrite the shares of the other processes with that of process
+        0. If what is added comes from ``sum_by_class``, or is a multiple of a fixed power of two, nothing is rounded,
+        and the sum has the same bits for any number of processes and any order of the images.
+        """
+        setattr(self, name, torch.zeros(*shape, dtype=torch.float64))
+        self.epoch_sums = (*self.epoch_sums, name)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        applied = super()._apply(fn, recurse)
+        for name in self.epoch_sums:
+            before: Tensor = getattr(self, name)
+            now = fn(before)
+            setattr(self, name, now if now.dtype == torch.float64 else before.to(now.device))
+        return applied
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({prefix + name: getattr(self, name) for name in self.epoch_sums})
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        for name in self.epoch_sums:
+            key, own = prefix + name, getattr(self, name)
+            if key not in state_dict:
+                missing_keys.append(key)
+                continue
+            if key in unexpected_keys:
+                unexpected_keys.remove(key)
+            given: Tensor = state_dict[key]
+            if given.shape == own.shape[1:]:  # written when sums had one level
+                own.zero_()
+                own[0].copy_(given)
+            elif given.shape == own.shape:
+                own.copy_(given)
+            else:
+                error_msgs.append(f"{key} is {list(given.shape)}, expected {list(own.shape)}")
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         raise TypeError(f"{type(self).__name__} must define forward(features, logits, labels, weight) → Loss")
@@ -101,7 +153,8 @@ class Method(Float64Buffers):
         return self.hard_share * hard + (1.0 - self.hard_share) * labels.detach()
 
     def end_epoch(self) -> dict[str, float]:
-        """Called once after each epoch; returns values to log: ``softness`` of learned soft labels, ``frozen``, …"""
+        """Called once after each epoch, on every process; returns values to log: ``softness`` of learned soft labels,
+        ``frozen``, …"""
         return {}
 
     @property
@@ -152,15 +205,44 @@ def table_target(table: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     return functional.rows_of(table.to(torch.promote_types(logits.dtype, torch.float32)), labels)
 
 
-def sum_over_processes(batch_sum: Tensor) -> Tensor:
-    """``batch_sum`` added up over all processes, in place.
-
-    Methods call it in every step, because distributed data parallel overwrites buffers with those of process 0, and
-    because a checkpoint stores the state of one process: equal buffers make a resumed run exact.
-    """
+def sum_over_processes(share: Tensor) -> Tensor:
+    """Add up the shares of all processes, in place. Every process must call it."""
     if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(batch_sum)
-    return batch_sum
+        dist.all_reduce(share)
+    return share
+
+
+def epoch_sums(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The sums over the images of this epoch in a module, with the names that they have in its state dict. Each is the
+    share of this process."""
+    for path, inner in module.named_modules():
+        if isinstance(inner, Method):
+            yield from ((f"{path}.{name}" if path else name, getattr(inner, name)) for name in inner.epoch_sums)
+
+
+def to_exact_step(values: Tensor) -> Tensor:
+    """Values rounded to multiples of ``EXACT_STEP``, float64."""
+    return (values.double() / EXACT_STEP).round() * EXACT_STEP
+
+
+def sum_by_class(values: Tensor, shares: Tensor, levels: int) -> Tensor:
+    """``Σ_i shares_ij values_ik`` over the images, as a sum of ``levels``: [N, C], [N, K] → [levels, K, C] float64.
+
+    Values from 0 to 1 are divided into levels: level l has multiples of 2^(−16 (l + 1)) up to 2^(−16 l). Shares (one
+    for the class of an image, or the shares of a mixed image) are rounded to 2^-16. So every level is summed without
+    rounding, in any order, and probabilities far below the precision of their sum still count. What is smaller than
+    2^(−16 levels − 1) becomes 0.
+
+    >>> probabilities = torch.tensor([[0.5, 2.0**-40], [0.25, 0.0]])
+    >>> sum_by_class(probabilities, torch.tensor([[0.0, 1.0], [0.0, 1.0]]), 3).sum(dim=0)[1].tolist()
+    [0.75, 9.094947017729282e-13]
+    """
+    rest, found, step = values.double(), [], 1.0
+    for _ in range(levels):
+        step *= EXACT_STEP
+        found.append((rest / step).round() * step)
+        rest = rest - found[-1]
+    return to_exact_step(shares).mT @ torch.stack(found)
 
 
 def rename_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

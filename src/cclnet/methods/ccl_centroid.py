@@ -68,7 +68,7 @@ class CCLCentroid(SoftLabelMethod):
         self.freeze_ratio = check_range("freeze_ratio", freeze_ratio, "[0, 1)", FREEZE_RATIO)
         self.whiten, self.centre = whiten, centre
         width = size + classes.in_features + 1
-        self.register_buffer("moments", torch.zeros(width, width, dtype=torch.float64))
+        self.register_epoch_sum("moments", width, width)
         for name in ("distance_sum", "distance_weight"):
             self.register_buffer(name, torch.zeros(size, size, dtype=torch.float64))
         self.register_buffer("max_structure", torch.tensor(0.0, dtype=torch.float64))
@@ -84,7 +84,7 @@ class CCLCentroid(SoftLabelMethod):
     @torch.no_grad()
     def accumulate(self, features: Tensor, labels: Tensor) -> None:
         """Add a batch to the moments of the epoch; weights of the images are ignored."""
-        self.moments.add_(sum_over_processes(batch_moments(features, labels, self.classes.num_classes)))
+        self.moments.add_(batch_moments(features, labels, self.classes.num_classes))
 
     def geometry(self) -> ClassGeometry:
         return geometry_from_means(self.moments, self.classes.num_classes, self.classes.counts)
@@ -102,6 +102,8 @@ class CCLCentroid(SoftLabelMethod):
     @torch.no_grad()
     def end_epoch(self) -> dict[str, float]:
         """Add the distances of the epoch to the running mean, compute the soft labels, reset the moments."""
+        for name in self.epoch_sums:
+            sum_over_processes(getattr(self, name))
         if not bool(self.moments.isfinite().all()):  # a compiled step cannot check its features
             raise NotFinite(
                 "features of this epoch are NaN or infinite. The backbone has diverged or its input is broken: lower "

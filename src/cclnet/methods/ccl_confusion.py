@@ -7,10 +7,11 @@ from torch import Tensor
 
 from cclnet import functional
 from cclnet.errors import check_range
-from cclnet.methods.base import Classes, sum_over_processes
+from cclnet.methods.base import Classes, sum_by_class
 from cclnet.methods.ccl_centroid import CCLCentroid, ClassDistances
 from cclnet.methods.class_geometry import ClassGeometry, scale_to_unit_mean, signed_sqrt_normalized, within_class_spread
 
+LEVELS = 24  # of the summed probabilities: a mean probability below 2^-384 counts as 0
 LDA_TEMPERATURE = 3.0  # of the LDA probabilities, so that small confusion probabilities remain distinguishable
 
 
@@ -43,12 +44,12 @@ class CCLConfusion(CCLCentroid):
         size = classes.num_classes
         self.register_buffer("lda", torch.zeros(size, classes.in_features + 2, dtype=torch.float64))
         self.register_buffer("lda_knows", torch.zeros(size, dtype=torch.bool))
-        self.register_buffer("confusion", torch.zeros(size, size, dtype=torch.float64))
+        self.register_epoch_sum("confusion", LEVELS, size, size)
 
     @torch.no_grad()
     def accumulate(self, features: Tensor, labels: Tensor) -> None:
         super().accumulate(features, labels)
-        self.confusion.add_(sum_over_processes(soft_confusion(features, labels, self.lda)))
+        self.confusion.add_(soft_confusion(features, labels, self.lda))
 
     def distances(self, geometry: ClassGeometry) -> ClassDistances:
         """Distances between the classes in this epoch; also fits the LDA classifier for the next epoch.
@@ -58,10 +59,11 @@ class CCLConfusion(CCLCentroid):
         of_means = super().distances(geometry)
         seen = geometry.known.any(dim=1)
         # Probabilities that underflow to zero carry no order: such pairs keep the distance of their means.
-        positive = self.confusion > 0
+        confusion = self.confusion.sum(dim=0)
+        positive = confusion > 0
         usable = seen & self.lda_knows & positive.diagonal()
         known = (usable[:, None] & usable[None] & positive & positive.mT).fill_diagonal_(False)
-        of_confusion = scale_to_unit_mean(confusion_distances(self.confusion).where(known, 0.0), known)
+        of_confusion = scale_to_unit_mean(confusion_distances(confusion).where(known, 0.0), known)
         mean = (of_means.distance * known).sum() / known.sum().clamp(min=1)  # over the same pairs; one if these are all
         mixed = torch.lerp(of_means.distance, mean * of_confusion, self.confusion_weight)
         self.confusion.zero_()
@@ -89,11 +91,11 @@ def fit_lda(geometry: ClassGeometry) -> Tensor:
 
 @functional.full_precision
 def soft_confusion(features: Tensor, labels: Tensor, lda: Tensor) -> Tensor:
-    """LDA probabilities summed over the images of each class: [N, F], [N], [K, F + 2] → [K, K] float64."""
+    """LDA probabilities summed over the images of each class: [N, F], [N], [K, F + 2] → [levels, K, K] float64."""
     one_hot = functional.rows_of(torch.eye(len(lda), dtype=torch.float64, device=features.device), labels)
     weights, bias, bias_others = lda[:, :-2], lda[:, -2], lda[:, -1]
     score = signed_sqrt_normalized(features) @ weights.mT + bias + bias_others * (1.0 - one_hot)
-    return one_hot.mT @ torch.softmax(score / LDA_TEMPERATURE, dim=1)
+    return sum_by_class(torch.softmax(score / LDA_TEMPERATURE, dim=1), one_hot, LEVELS)
 
 
 def confusion_distances(confusion: Tensor) -> Tensor:

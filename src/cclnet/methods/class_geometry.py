@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cclnet import functional
+from cclnet.methods.base import to_exact_step
 
 FREEZE_RATIO = "the fraction of its maximum below which structure counts as lost; 0 never freezes"
 SHRINKAGE = 0.01  # of the within-class covariance towards a multiple of the identity, for directions without variance
@@ -31,8 +32,10 @@ def signed_sqrt_normalized(features: Tensor) -> Tensor:
 def batch_moments(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Counts, sums and second moments of a batch in one matrix: [N, F] → [K + F + 1, K + F + 1] float64.
 
-    ``Σ_i a_i a_iᵀ`` with a_i = (label, signed_sqrt_normalized feature, 1) of image i. In float64 no GPU rounds the
-    product to fewer digits.
+    ``Σ_i a_i a_iᵀ`` with a_i = (label, signed_sqrt_normalized feature, 1) of image i, rounded to 2^-16: that adds
+    2e-11 to the variance of a direction, which within a class is about 1e-4. In float64 no GPU rounds the product to
+    fewer digits, and the sum is exact: it does not depend on the order of the images, nor on how they are divided into
+    batches and processes.
 
     >>> batch_moments(torch.tensor([[9.0, -16.0]]), torch.tensor([1]), num_classes=2)[1, 2:]
     tensor([ 0.6000, -0.8000,  1.0000], dtype=torch.float64)
@@ -40,6 +43,7 @@ def batch_moments(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     one_hot = torch.eye(num_classes, dtype=torch.float64, device=features.device)
     unit = signed_sqrt_normalized(features)
     rows = torch.cat([functional.rows_of(one_hot, labels), unit, torch.ones_like(unit[:, :1])], dim=1)
+    rows = to_exact_step(rows)
     return rows.mT @ rows
 
 

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from cclnet import functional
 from cclnet.errors import check_range
-from cclnet.methods.base import Classes, Loss, Method, sum_over_processes, table_target
+from cclnet.methods.base import Classes, Loss, Method, sum_by_class, sum_over_processes, table_target
+
+LEVELS = 4  # of the sums of an epoch: probabilities are exact to 2^-65
 
 
 class OnlineSmoothing(Method):
@@ -25,12 +27,12 @@ class OnlineSmoothing(Method):
         self.alpha = check_range("alpha", alpha, "[0, 1]", "the weight of the hard label, usually 0.5")
         size = classes.num_classes
         self.register_buffer("table", torch.full((size, size), 1.0 / size, dtype=torch.float64))
-        self.register_buffer("seen", torch.zeros(size, size, dtype=torch.float64))
+        self.register_epoch_sum("seen", LEVELS, size, size)
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         self.check_labels(logits, labels)
         if self.training:  # a mixed image counts for its predicted class, with the weight of that class in the image
-            self.seen.add_(sum_over_processes(sum_correct_predictions(logits.detach(), labels.detach())))
+            self.seen.add_(sum_correct_predictions(logits.detach(), labels.detach()))
         target = table_target(self.table, logits, labels)
         return Loss.of(
             cross_entropy=self.alpha * functional.cross_entropy(logits, labels, weight),
@@ -48,21 +50,22 @@ class OnlineSmoothing(Method):
     @torch.no_grad()
     def end_epoch(self) -> dict[str, float]:
         """Compute the table of the next epoch and reset the sums."""
-        count = self.seen.sum(dim=1, keepdim=True)  # every prediction sums to one
+        seen = sum_over_processes(self.seen).sum(dim=0)
+        count = seen.sum(dim=1, keepdim=True)  # every prediction sums to one
         empty = count == 0
-        self.table.copy_(torch.where(empty, self.table, self.seen / count.masked_fill(empty, 1.0)))
+        self.table.copy_(torch.where(empty, self.table, seen / count.masked_fill(empty, 1.0)))
         self.seen.zero_()
         return {"softness": float(functional.softness(self.table)), "classes_never_right": float(empty.sum())}
 
 
 @functional.full_precision
 def sum_correct_predictions(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of ``softmax(z)`` over the correctly predicted images of each class: [N, K] → [K, K] float64.
+    """Sum of ``softmax(z)`` over the correctly predicted images of each class: [N, K] → [levels, K, K] float64.
 
-    >>> sum_correct_predictions(torch.tensor([[2.0, 1.0], [0.0, 0.0], [9.0, 9.0]]), torch.tensor([0, 0, 1]))
+    >>> sum_correct_predictions(torch.tensor([[2.0, 1.0], [0.0, 0.0], [9.0, 9.0]]), torch.tensor([0, 0, 1])).sum(dim=0)
     tensor([[1.2311, 0.7689],
             [0.0000, 0.0000]], dtype=torch.float64)
     """
     eye = torch.eye(logits.shape[1], dtype=torch.float64, device=logits.device)
     correct = functional.rows_of(eye, labels) * eye[logits.argmax(dim=1)]
-    return correct.mT @ torch.softmax(logits.double(), dim=1)
+    return sum_by_class(torch.softmax(logits.double(), dim=1), correct, LEVELS)

@@ -28,9 +28,11 @@ class Choice:
 
 
 def preset_file(name: str) -> Path:
-    """The TOML file of a preset."""
+    """The TOML file of a preset; a name that ends in .toml is that of the file itself."""
+    if name.endswith(".toml"):
+        return Path(name)
     if name not in PRESETS:
-        raise unknown("preset", name, PRESETS)
+        raise unknown("preset", name, PRESETS, otherwise="A file of your own ends in .toml")
     return _file(name)
 
 
@@ -42,12 +44,16 @@ def demo() -> dict[str, Any]:
 def choose_preset(name: str, given: Mapping[str, Any]) -> Choice:
     """The preset of a run with the settings ``given``, which override it.
 
-    Without a name it is ``finetune`` where pretrained weights can be had, else ``paper``. A backbone that starts from
+    Without a name it is ``finetune`` if pretrained weights are available, else ``paper``. A backbone that starts from
     pretrained weights gets the input size these were made for, and a file of weights named after a timm model its
     backbone, unless they are given.
     """
     make_settings({"short_side": 65536}, given)  # wrong names and values are reported before timm is imported
     settings = read_settings(preset_file(name or "finetune"))
+    if name.endswith(".toml"):
+        make_settings(settings)  # a wrong name or value is reported as that of the file
+        if not settings.get("pretrained") and not given.get("weights"):
+            return Choice(settings, f"preset {name}.")
     if name == "paper" or (given.get("pretrained") is False and not given.get("weights")):
         settings = settings if name else read_settings(_file("paper"))
         return Choice(settings, f"preset {name or 'paper'}: train from scratch.")
@@ -68,7 +74,7 @@ def probe_settings(given: Mapping[str, Any]) -> Choice:
 
 def _pretrained(settings: dict[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], str, str]:
     """The settings with the backbone, its weights and the input size they were made for; where the weights come from,
-    and why they cannot be had: one of the two texts is empty."""
+    and why they are not available: one of the two texts is empty."""
     backbone = str(given.get("backbone", settings["backbone"]))
     if weights := given.get("weights"):
         backbone = str(given.get("backbone", "")) or _model_named_like(weights) or backbone
@@ -78,7 +84,7 @@ def _pretrained(settings: dict[str, Any], given: Mapping[str, Any]) -> tuple[dic
         settings |= {"backbone": backbone}
         where, missing = find_weights(backbone)
         if missing:
-            missing = f"the pretrained weights of {backbone} cannot be had: {missing}"
+            missing = f"the pretrained weights of {backbone} are not available: {missing}"
     crop = given.get("augment", {}).get("crop")
     if crop is not None or "crop" not in settings.get("augment", {}):
         settings = merge_layers(settings, input_settings(backbone, crop))
@@ -87,7 +93,7 @@ def _pretrained(settings: dict[str, Any], given: Mapping[str, Any]) -> tuple[dic
 
 def _from_scratch(name: str, reason: str) -> Choice:
     """What is done instead of fine-tuning."""
-    if name in ("finetune", "best"):
+    if name in ("finetune", "best") or name.endswith(".toml"):
         raise InputError(
             f"preset {name} needs pretrained weights, but {reason}. Give --weights FILE, or train from scratch with "
             "--preset paper."

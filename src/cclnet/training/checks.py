@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from cclnet.errors import InputError, unknown
 from cclnet.settings import Settings
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse an unknown method, setting of the method or backbone, and weights that cannot be had on this machine."""
-    from cclnet.methods import check_method_settings
-
-    check_method_settings(settings.method, settings.method_settings)
+    """Refuse an unknown method, setting of the method or backbone, and weights that this machine cannot get."""
+    check_names(vars(settings))
     if settings.weights and not Path(settings.weights).is_file():
         raise InputError(f"there is no weights file {settings.weights}.")
     import timm
@@ -21,6 +24,29 @@ def check_settings(settings: Settings) -> None:
         raise unknown("backbone", settings.backbone, timm.list_models())
     if settings.pretrained:
         check_pretrained(settings.backbone)
+
+
+def check_names(given: Mapping[str, Any]) -> None:
+    """Refuse an unknown method, setting of the method or backbone among the settings ``given``, within two seconds."""
+    if backbone := given.get("backbone"):
+        _check_backbone_without_timm(str(backbone))
+    if method := given.get("method"):
+        from cclnet.methods import check_method_settings
+
+        check_method_settings(method, given.get("method_settings"))
+
+
+def _check_backbone_without_timm(name: str) -> None:
+    """Refuse a backbone whose name does not occur in the source of timm's models. Importing timm takes three seconds.
+    Where it is imported already, other packages may have registered models with it, so nothing is refused here."""
+    timm = None if "timm" in sys.modules else find_spec("timm")
+    if timm is None or timm.origin is None:
+        return
+    source = "\n".join(
+        file.read_text(encoding="utf-8") for file in sorted(Path(timm.origin).with_name("models").glob("*.py"))
+    )
+    if not re.search(rf"\b{re.escape(name.partition('.')[0])}\b", source):
+        raise unknown("backbone", name, re.findall(r"^@register_model\ndef (\w+)", source, re.MULTILINE))
 
 
 def check_pretrained(backbone: str) -> None:
@@ -42,5 +68,5 @@ def check_pretrained(backbone: str) -> None:
             "it and set HF_HOME to it"
         )
     raise InputError(
-        f"the pretrained weights of {backbone} cannot be had: {missing}. {ways}. From scratch: --preset paper."
+        f"the pretrained weights of {backbone} are not available: {missing}. {ways}. From scratch: --preset paper."
     )

@@ -1,4 +1,4 @@
-"""What the user sees and sends during training: progress bar, one line per epoch, TensorBoard, stop signals."""
+"""What the user sees and sends during training: progress bar, one line per epoch, stop signals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.fabric import Fabric
 from rich.console import Console
@@ -20,6 +19,7 @@ from torch import Tensor
 from cclnet.errors import resume_command
 from cclnet.runs.folder import RunFolder
 from cclnet.training.duration import MEASURED_STEPS, RunLength
+from cclnet.training.loggers import Loggers
 
 STOP_CHECK_STEPS = 50  # steps between two agreements of the ranks on stopping, which wait for the device
 REFRESH_SECONDS = 0.5  # between two updates of the progress bar, which read the loss and wait for the device
@@ -68,13 +68,13 @@ class StopRequest:
 
 
 class Display:
-    """A progress bar on a terminal, plain lines elsewhere, and TensorBoard's files in the run folder.
+    """A progress bar on a terminal, plain lines elsewhere, and the loggers of the run.
 
     ``length``: that of the run, of which its steps that are left are still to be done.
     """
 
-    def __init__(self, run: RunFolder, length: RunLength, *, show: bool, tensorboard: bool) -> None:
-        self.run, self.length, self.tensorboard = run, length, tensorboard
+    def __init__(self, run: RunFolder, length: RunLength, *, show: bool, logger: str) -> None:
+        self.run, self.length, self.loggers = run, length, Loggers(logger, run)
         self.epochs, self.steps = length.epochs, length.steps
         done = self.epochs * self.steps - length.left
         self.console = Console(quiet=not show)
@@ -93,22 +93,16 @@ class Display:
             transient=True,
         )
         self.task = self.progress.add_task("training", total=self.epochs * self.steps, completed=done, status="")
-        self.writer: Any = None
         self._refreshed = time.monotonic()
 
     def __enter__(self) -> Display:
-        if self.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            done = len(self.run.read_history())
-            self.writer = SummaryWriter(str(self.run.tensorboard), purge_step=done + 1 if done else None)
+        self.loggers.__enter__()
         self.progress.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.progress.stop()
-        if self.writer is not None:
-            self.writer.close()
+        self.loggers.__exit__(kind, *error)
 
     def step(self, epoch: int, step: int, images: int, since: float, sums: Tensor, softness: str) -> float | None:
         """Update the progress bar after a step (counted from 0). Return the mean loss so far if it was read."""
@@ -147,7 +141,7 @@ class Display:
         )
 
     def epoch(self, record: Mapping[str, float], soft_labels: Tensor | None, softness: str) -> None:
-        """Print one line after an epoch; write its scalars and soft labels for TensorBoard."""
+        """Print one line after an epoch, and log its record; some twenty times per run also the soft labels."""
         epoch = int(record["epoch"])
         accuracy = f"  val accuracy {record['val_accuracy']:.4f}" if "val_accuracy" in record else ""
         self.console.print(
@@ -155,24 +149,8 @@ class Display:
             f"{record['images_per_second']:,.0f} images/s  {softness}",
             highlight=False,
         )
-        if self.writer is None:
-            return
-        for name, value in record.items():
-            if name != "epoch":
-                self.writer.add_scalar(name, value, epoch)
-        if soft_labels is not None and (epoch in (1, self.epochs) or epoch % max(self.epochs // 20, 1) == 0):
-            self.writer.add_image("soft labels", matrix_image(soft_labels), epoch, dataformats="HWC")
-        self.writer.flush()
-
-
-def matrix_image(matrix: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return a [K, K] matrix as an image [H, W, 3] with cells of at least 16 pixels."""
-    from matplotlib import colormaps
-
-    values = matrix.float().cpu().numpy()
-    cell = max(16, 224 // len(values))
-    colours = colormaps["viridis"](values / max(float(values.max()), 1e-12))[..., :3]
-    return (colours * 255).astype(np.uint8).repeat(cell, axis=0).repeat(cell, axis=1)
+        shown = epoch in (1, self.epochs) or epoch % max(self.epochs // 20, 1) == 0
+        self.loggers.log(record, soft_labels if shown else None)
 
 
 def format_softness(record: Mapping[str, float], collapse: float | None) -> str:

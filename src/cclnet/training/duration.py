@@ -103,6 +103,7 @@ def probe(settings: Settings, table: ImageTable, splits: SplitNames) -> float:
             class_counts=table.class_counts(np.flatnonzero(splits == "train")).tolist(),
             method_settings=settings.method_settings,
             backbone_settings=image_size_settings(settings.backbone, (crop, crop)),
+            pooling=settings.pooling,
         ).to(memory_format=torch.channels_last)
         images = torch.randn(count, 3, crop, crop).to(memory_format=torch.channels_last)
         labels: Tensor = torch.arange(count) % table.num_classes

@@ -21,6 +21,7 @@ from cclnet.data.augment import normalise
 from cclnet.data.loader import Rows
 from cclnet.errors import InputError, Interrupted, NotFinite, first_line
 from cclnet.functional import inverse_of
+from cclnet.methods.base import epoch_sums, sum_over_processes
 from cclnet.network import CCLNet, Classifier
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import TrainedInfo
@@ -156,7 +157,8 @@ class Training:
         done = self.epoch * len(self.loader) + self.steps
         rank_zero = self.fabric.is_global_zero
         length = RunLength.of(self.settings, self.data.splits, self.fabric.device, len(self.loader), done)
-        display = Display(self.run, length, show=progress and rank_zero, tensorboard=rank_zero)
+        logger = self.settings.logger if rank_zero else "none"
+        display = Display(self.run, length, show=progress and rank_zero, logger=logger)
         with StopRequest(self.fabric, self.settings.max_minutes) as stop, display, closing(self.writer):
             while self.epoch < self.settings.epochs and not stop.requested():
                 completed = self._train_epoch(stop, display, on_step)
@@ -330,13 +332,17 @@ class Training:
         return plan_convolutions(self.network.classifier, shape, self.fabric.device, self.fabric.autocast)
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save. Collective: every rank must call it, because it gathers their random states."""
+        """Return the state to save. Collective: every rank must call it, because it gathers their random states
+        and adds up their sums."""
         device = self.fabric.device
         random = torch.get_rng_state()
         device_random = torch.cuda.get_rng_state() if device.type == "cuda" else torch.empty(0)
         ranks = self.fabric.world_size
+        network = self.network.state_dict()
+        if self.steps:  # rank 0 saves for all; the sums are exact, so their total continues to the same bits
+            network |= {name: sum_over_processes(share.clone()) for name, share in epoch_sums(self.network)}
         return {
-            "network": self.network.state_dict(),
+            "network": network,
             "optimizer": self.optimizer.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
             "epoch": self.epoch,
@@ -362,6 +368,8 @@ class Training:
             return
         try:
             self.network.load_state_dict(state["network"])
+            for _, share in epoch_sums(self.network) if self.fabric.global_rank else ():
+                share.zero_()  # rank 0 has the total
             self.optimizer.load_state_dict(state["optimizer"])
             if self.average is not None:
                 self.average.load_state_dict(state["average"])

@@ -1,8 +1,8 @@
 """A linear probe: logistic regression on the frozen features of a pretrained backbone.
 
 The regression becomes the classifier of the backbone, so that the finished run is like any other. Every image is
-predicted by a model that was not fitted on its fold. Penalty, class weights and views are chosen for each fold inside
-the other folds (nested cross-validation).
+predicted by a model that was not fitted on its fold. Penalty and class weights are chosen for each fold inside the
+other folds (nested cross-validation).
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import save
 from scipy.optimize import minimize
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from cclnet.data.augment import normalise
-from cclnet.data.cache import decode
+from cclnet.data.screening import screen
 from cclnet.data.sources import open_data
 from cclnet.data.split import assign_folds, fold_settings, split_table
 from cclnet.data.table import ImageTable
@@ -36,13 +37,13 @@ from cclnet.runs.model import TrainedInfo
 from cclnet.settings import TTA, Settings
 from cclnet.training.feature_statistics import noise_images, statistics_of
 from cclnet.training.features import Floats32, frozen_features
-from cclnet.training.setup import PreparedData, make_fabric, make_network
+from cclnet.training.setup import PreparedData, check_columns, make_fabric, make_network, print_notes
 from cclnet.training.validate import describe, predictions
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01)  # λ, from the strongest, so that each fit starts from the one before
+PENALTIES = (0.3, 0.1, 0.03, 0.01)  # λ, from the strongest, so that each fit starts from the one before
 LEAST_VARIANCE = 1e-3  # of a principal component that is kept, relative to the mean variance of the features
 MAX_ITERATIONS = 100
 
@@ -51,7 +52,6 @@ MAX_ITERATIONS = 100
 class Choice:
     """What is chosen inside the training folds."""
 
-    tta: str  # views whose features are averaged
     balanced: bool  # whether every class has the same weight in the fit
     penalty: float  # λ of the regression
 
@@ -84,21 +84,26 @@ def probe(settings: Settings, out: str | Path, *, accelerator: str = "auto", pro
     run.create(settings)
     try:
         splits = np.where(fold >= 0, "val", "test")  # nothing is predicted by a model that was fitted on it
+        screened = screen(table, splits, settings, progress, fold)
+        fold = fold[[name not in screened.summary.left_out for name in table.names]]
+        table, splits, images = screened.table, screened.splits, screened.images
+        run.write_data_summary(screened.summary)
+        print_notes(screened.summary, progress)
         run.write_split(split_table(table, splits, fold))
-        images = decode(table, settings.short_side, cache_dir=settings.cache_folder, progress=progress)
         data = PreparedData(table, splits, images)
         network = make_network(settings, data)
         problem = Problem.of(network, settings, table, fold)
-        views = tuple(dict.fromkeys(view for tta in _ttas(settings) for view in TTA[tta]))
         assert isinstance(network.classifier, TimmClassifier)
-        features = frozen_features(network.classifier, settings, table, images, views, fabric.device, progress)
-        found = fit_probe(problem, {tta: _average(features, tta) for tta in _ttas(settings)})
+        features = frozen_features(
+            network.classifier, settings, table, images, TTA[settings.tta], fabric.device, progress
+        )
+        found = fit_probe(problem, _average(features, settings.tta))
     except BaseException:
         run.discard()
         raise
     _set_classifier(network, found.layer)
     seconds = {"seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu_began}
-    description = describe(replace(settings, tta=found.choice.tta), data, fabric, TrainedInfo(), network.method)
+    description = describe(settings, data, fabric, TrainedInfo(), network.method)
     fitted, split = np.flatnonzero(fold >= 0), fold_settings(table, settings.split, settings.folds)[0].by
     description = replace(
         description,
@@ -118,6 +123,8 @@ def probe(settings: Settings, out: str | Path, *, accelerator: str = "auto", pro
     if (soft_labels := network.soft_labels()) is not None:
         run.write_soft_labels(table.classes, soft_labels.double().cpu().numpy())
     _write_statistics(run, network.classifier, settings, table, fold, _average(features, "none"))
+    if not table.extra.empty:
+        run.write_metadata(list(table.names), table.extra)
     logits = torch.from_numpy(found.logits)
     run.write_predictions(predictions(data, np.arange(len(table)), logits, description.target))
     return run.path
@@ -132,6 +139,7 @@ def _for_table(settings: Settings, table: ImageTable) -> Settings:
     check_method_fits(settings.method, table.multilabel)
     known = DecisionRule(weights=(1.0,) * table.num_classes)
     make_rule(table.classes, table.multilabel, known, settings.decision, settings.cost)
+    check_columns(settings.by, table)
     return settings
 
 
@@ -152,10 +160,6 @@ def _write_statistics(
     found = statistics_of(*rows, table.labels, lambda own: plain[own], of_noise, settings.seed)
     if found is not None:
         run.write_feature_statistics(found)
-
-
-def _ttas(settings: Settings) -> tuple[str, ...]:
-    return ("none",) if settings.tta == "none" else ("none", settings.tta)
 
 
 def _average(features: Mapping[str, Floats32], tta: str) -> Floats32:
@@ -237,21 +241,22 @@ class Probe:
         return own[0] | {"folds": own[1:]}
 
 
-def fit_probe(problem: Problem, features: Mapping[str, Floats32]) -> Probe:
-    """Choose and fit by nested cross-validation; ``features`` [N, F] by the name of the views they average.
+def fit_probe(problem: Problem, features: Floats32) -> Probe:
+    """Choose and fit by nested cross-validation; ``features`` [N, F].
 
     For fold f the choice is made on the other folds g: each is predicted by a model fitted without f and g. That model
     serves f and g alike, so F (F − 1) / 2 fits per candidate suffice.
     """
     count, shape = problem.folds, problem.targets.shape
+    balanced = (False,) if problem.multilabel else (False, True)
     inner: dict[Choice, list[Floats]] = {}  # by candidate, for each fold the logits of the other folds
     for f, g in combinations(range(count), 2):
         rows = (problem.fold >= 0) & (problem.fold != f) & (problem.fold != g)
-        for choice, layer in _candidates(problem, features, rows):
+        for choice, layer in _path(problem, features, rows, balanced, PENALTIES):
             own = inner.setdefault(choice, [np.zeros(shape) for _ in range(count)])
             for fold, other in ((f, g), (g, f)):
                 predicted = problem.fold == other
-                own[fold][predicted] = layer(features[choice.tta][predicted])
+                own[fold][predicted] = layer(features[predicted])
     outer = [(problem.fold >= 0) & (problem.fold != f) for f in range(count)]
     scores = {
         choice: [problem.score(own[f], outer[f]) for f in range(count)] for choice, own in inner.items()
@@ -262,30 +267,22 @@ def fit_probe(problem: Problem, features: Mapping[str, Floats32]) -> Probe:
     logits = np.zeros(shape)
     for f, own_choice in enumerate(fold_choices):
         predicted = problem.fold == f
-        logits[predicted] = _fit(problem, features, outer[f], own_choice)(features[own_choice.tta][predicted])
+        logits[predicted] = _fit(problem, features, outer[f], own_choice)(features[predicted])
     layer = _fit(problem, features, problem.fold >= 0, choice)
     test = problem.fold < 0
-    logits[test] = layer(features[choice.tta][test])
+    logits[test] = layer(features[test])
     return Probe(layer, choice, logits, fold_choices)
 
 
-def _fit(problem: Problem, features: Mapping[str, Floats32], rows: Bools, choice: Choice) -> LinearLayer:
+def _fit(problem: Problem, features: Floats32, rows: Bools, choice: Choice) -> LinearLayer:
     """Fit one candidate; its logits contain the class frequencies of the fitted images."""
-    fits = _path(problem, features[choice.tta], rows, choice.tta, (choice.balanced,), (choice.penalty,))
+    fits = _path(problem, features, rows, (choice.balanced,), (choice.penalty,))
     layer = next(fits)[1]
     return replace(layer, bias=layer.bias + problem.log_prior(rows))
 
 
-def _candidates(
-    problem: Problem, features: Mapping[str, Floats32], rows: Bools
-) -> Iterator[tuple[Choice, LinearLayer]]:
-    balanced = (False,) if problem.multilabel else (False, True)
-    for tta, own in features.items():
-        yield from _path(problem, own, rows, tta, balanced, PENALTIES)
-
-
 def _path(
-    problem: Problem, features: Floats32, rows: Bools, tta: str, balanced: Sequence[bool], penalties: Sequence[float]
+    problem: Problem, features: Floats32, rows: Bools, balanced: Sequence[bool], penalties: Sequence[float]
 ) -> Iterator[tuple[Choice, LinearLayer]]:
     """The fits for falling penalties. Their logits do not contain the class frequencies: a fit without class weights
     learns them, so they are subtracted."""
@@ -299,7 +296,7 @@ def _path(
                 reduced, basis.variances, problem.targets[rows], weights, penalty, problem.multilabel, start
             )
             layer = basis.unfold(start)
-            yield Choice(tta, equal, penalty), replace(layer, bias=layer.bias - learned)
+            yield Choice(equal, penalty), replace(layer, bias=layer.bias - learned)
 
 
 @dataclass(frozen=True)
@@ -358,8 +355,11 @@ def fit_linear(
     initial = np.zeros((width + 1, count))
     if start is not None:
         initial[:-1], initial[-1] = start.weight / scale.double().numpy(), start.bias
-    options = {"maxiter": MAX_ITERATIONS, "maxcor": 10, "gtol": 1e-5, "ftol": 1e-7}
-    values = minimize(loss, initial.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(width + 1, count)
+    options = {"maxiter": MAX_ITERATIONS, "maxcor": 10, "gtol": 1e-5, "ftol": 1e-6}
+    # L-BFGS is short products of vectors: two threads that wait for each other take up to a hundred times as long.
+    with threadpool_limits(1, user_api="blas"):
+        found = minimize(loss, initial.ravel(), jac=True, method="L-BFGS-B", options=options)
+    values = found.x.reshape(width + 1, count)
     return LinearLayer(values[:-1] * scale.double().numpy(), values[-1])
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cclnet.data.augment import matching_short_side
-from cclnet.data.cache import DecodedImages, decode
+from cclnet.data.cache import DecodedImages, decode, decode_readable
 from cclnet.data.loader import Loader, Rows
 from cclnet.data.screening import screen
 from cclnet.data.sources import open_data
@@ -35,6 +36,7 @@ from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, first_line, unknown
 from cclnet.methods import check_method_fits
 from cclnet.network import CCLNet, TimmClassifier, image_size_settings
+from cclnet.runs.data_summary import DataSummary
 from cclnet.runs.decision_rule import DecisionRule, make_rule
 from cclnet.runs.folder import RunFolder
 from cclnet.settings import Settings
@@ -149,9 +151,19 @@ class PreparedData:
         return np.flatnonzero(self.splits == split)
 
 
-def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric, progress: bool = True) -> PreparedData:
-    """Open the data, split it (a resumed run keeps its split), and decode the images into the cache."""
+Divide = Callable[[ImageTable], tuple[ImageTable, npt.NDArray[np.str_]]]
+
+
+def prepare_data(
+    settings: Settings, run: RunFolder, fabric: Fabric, progress: bool = True, divide: Divide | None = None
+) -> PreparedData:
+    """Open the data, split it (a resumed run keeps its split), and decode the images into the cache.
+
+    ``divide`` selects images and splits them in another way than the settings say. Others are not decoded.
+    """
     progress = progress and fabric.is_global_zero
+    if divide is None:
+        decode_together(settings, fabric)
     with fabric.rank_zero_first():  # the other ranks find the split and the decoded images
         table = open_data(settings.data, settings)
         balanced = settings.class_weights or settings.balanced_sampling
@@ -166,14 +178,13 @@ def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric, progress: b
             _print_estimate(settings, table, splits, fabric, progress)
             images = decode(table, settings.short_side, cache_dir=settings.cache_folder, progress=progress)
         else:
-            splits = make_split(table, settings.split)
+            table, splits = (table, make_split(table, settings.split)) if divide is None else divide(table)
             _print_estimate(settings, table, splits, fabric, progress)
             screened = screen(table, splits, settings, progress)
             table, splits, images = screened.table, screened.splits, screened.images
             run.write_data_summary(screened.summary)
             run.write_split(split_table(table, splits))
-            for line in screened.summary.in_words() if progress else ():
-                Console(stderr=True).print(f"! {line}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+            print_notes(screened.summary, progress)
         data = PreparedData(table, splits, images)
         if (short_side := test_short_side(settings, data)) != settings.short_side:
             # Training images too: the statistics of the features are those of images as they are tested.
@@ -184,6 +195,21 @@ def prepare_data(settings: Settings, run: RunFolder, fabric: Fabric, progress: b
     if not np.isin(splits, ("val", "test")).any():
         raise InputError("neither the split 'val' nor 'test' has images: choose other shares.")
     return data
+
+
+def print_notes(summary: DataSummary, progress: bool) -> None:
+    """Print what was found out about the data."""
+    for line in summary.in_words() if progress else ():
+        Console(stderr=True).print(f"! {line}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def decode_together(settings: Settings, fabric: Fabric) -> None:
+    """Decode the images on all nodes at once, if there are several and they share the cache: the first process of each
+    takes the images that no other is decoding. What is wrong with the data is reported by rank 0, later."""
+    if find_launch().nodes == 1 or fabric.local_rank > 0:
+        return
+    with contextlib.suppress(InputError):
+        decode_readable(open_data(settings.data, settings), settings.short_side, settings.cache_folder, progress=False)
 
 
 def _print_estimate(
@@ -270,6 +296,7 @@ def make_network(settings: Settings, data: PreparedData, resumed: bool = False) 
         method_settings=settings.method_settings,
         backbone_settings=backbone_settings | image_size_settings(settings.backbone, (crop, crop)),
         logit_adjustment=settings.logit_adjustment,
+        pooling=settings.pooling,
     )
     if (settings.weights or settings.pretrained) and not resumed and isinstance(network.classifier, TimmClassifier):
         if network.classifier.model.pretrained_cfg.get("num_classes") != data.table.num_classes or settings.weights:

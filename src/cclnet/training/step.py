@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cclnet.data.augment import augment
 from cclnet.data.loader import Batch
+from cclnet.methods.base import epoch_sums
 from cclnet.network import clip_gradients
 from cclnet.settings import Settings
 from cclnet.training.cuda_graph import capture_graph, compiled
@@ -105,11 +106,13 @@ class TrainStep:
     def _capture(self, batch: Batch) -> None:
         """Warm up and capture the graph.
 
-        The warm-up must leave the state unchanged: buffers (batch norm statistics) and the random state are restored.
+        The warm-up must leave the state unchanged: buffers (batch norm statistics), sums of the epoch and the random
+        state are restored.
         The weights do not change, because the optimizer does not step.
         """
         static = _clone(batch)
-        buffers = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
+        changed = [*self.network.buffers(), *(share for _, share in epoch_sums(self.network))]
+        buffers = [(buffer, buffer.clone()) for buffer in changed]
         random_state = torch.cuda.get_rng_state()
 
         def compute_gradients() -> None:

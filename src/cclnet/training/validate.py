@@ -141,6 +141,7 @@ def describe(
         ordered=method.needs_order or None if settings.ordered is None else settings.ordered,
         collapse_softness=method.collapse_softness,
         tta=settings.tta,
+        pooling=settings.pooling,
         target=None if target is None else tuple(map(tuple, target.double().tolist())),
         trained=replace(
             trained,
