@@ -31,9 +31,8 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -44,7 +43,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from cclnet.data.cache import PixelStore, StoreIndex, decode
+from cclnet.data.cache import decode
 from cclnet.data.duplicates import BITS, near_pairs
 from cclnet.data.image_io import image_size, resized_shape
 from cclnet.data.parallel import available_cores
@@ -121,27 +120,8 @@ def bare_seconds(paths: list[Path], workers: int, loop: BareLoop) -> dict[str, f
     return {"decode": time.perf_counter() - began, "processor": processor_seconds() - before}
 
 
-@contextmanager
-def timed_flush() -> Iterator[list[float]]:
-    """The seconds of each last save, when all is decoded and the disk is waited for."""
-    seconds: list[float] = []
-    save = PixelStore.save
-
-    def timed(self: PixelStore, index: StoreIndex, finished: bool) -> None:
-        began = time.perf_counter()
-        save(self, index, finished)
-        if finished:
-            seconds.append(time.perf_counter() - began)
-
-    PixelStore.save = timed  # type: ignore[method-assign]
-    try:
-        yield seconds
-    finally:
-        PixelStore.save = save  # type: ignore[method-assign]
-
-
 def cache_seconds(table: ImageTable, short_side: int, workers: int, folder: Path | None) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(dir=folder) as scratch, timed_flush() as flush:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         before, began = processor_seconds(), time.perf_counter()
         images = decode(table, short_side, Path(scratch), workers, progress=False)
         total = time.perf_counter() - began
@@ -151,7 +131,8 @@ def cache_seconds(table: ImageTable, short_side: int, workers: int, folder: Path
         again = time.perf_counter() - began
         size = int((images.heights.astype(np.int64) * images.widths).sum()) * 3
         return {
-            "decode": total - flush[0], "processor": processor, "flush": flush[0], "again": again, "bytes": size
+            "decode": total, "processor": processor, "flush": 0.0,  # each shard is flushed by its worker
+            "again": again, "bytes": size
         }  # fmt: skip
 
 

@@ -12,7 +12,7 @@
 
 FOLDER holds any images (default: drawn ones, as JPEG files of 600 x 450). RUN is a trained run for each backbone; where
 none is given the network has random weights whose norms and classifier are fitted to the images, so that it tells them
-apart. Results go into results/deploy.json and docs/deploy.md.
+apart. Results go into results/deploy.json and docs/export.md.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import ModelDescription
 
 RESULTS = Path(__file__).parents[1] / "results" / "deploy.json"
-PAGE = Path(__file__).parents[1] / "docs" / "deploy.md"
+PAGE = Path(__file__).parents[1] / "docs" / "export.md"
 PAPER = ("resnet18", "mobilenetv2_100", "efficientnet_b0")
 CLASSES = tuple("ABCDEFG")
 TEMPERATURE = 1.3
@@ -217,7 +217,7 @@ def measure(given: argparse.Namespace, every: Inputs) -> dict[str, Any]:
 
 
 def in_words(results: Mapping[str, Any]) -> str:
-    """The results as docs/deploy.md tells them."""
+    """The results as docs/export.md tells them."""
     lines = [
         f"{results['cpu']}, {results['cores']} cores, PyTorch {results['versions']['torch']}, ONNX Runtime "
         f"{results['versions']['onnxruntime']}.",

@@ -4,7 +4,7 @@
 
 Each run is left alone once. Then the same run is killed (SIGKILL, with all its processes) at random moments, in the
 middle of steps, checkpoints and start-up, and continued each time by the command that a person would use: ``cclnet
-train --resume``, or the same command again for several runs at once.
+train --resume``, or the same command again for a sweep. The folds of a cross-validation end in their ensemble.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ SETTINGS = [
     "short_side=32", "backbone=test_resnet", "batch_size=16", "lr=.02", "lr_ccl=.01", "augment.crop=28",
     "deterministic=true", "pretrained=false",
 ]  # fmt: skip
+FOLDS = 3
 CCL = ["method=ccl", "method_settings.widths=[16, 8]", "method_settings.patience=3"]
 # What differs between the runs.
 RUNS = {
@@ -38,7 +39,7 @@ RUNS = {
     "ccl": CCL,
     "default method": [],
     "ema": [*CCL, "ema=.9"],
-    "fold": ["method=hard", "split.folds=3", "split.fold=1"],
+    "folds": ["method=hard", f"folds={FOLDS}"],
 }
 DATA = "synthetic:images=240,size=32"
 SWEEP_METHODS = "hard,lsr"
@@ -48,10 +49,12 @@ COMPARED = ("model.safetensors", "predictions.csv", "soft_labels.csv")
 def commands(name: str, epochs: int) -> tuple[list[str], list[str], str]:
     """Return the command that starts a run, the one that continues it, and its folder."""
     folder = name.replace(" ", "-")
-    sets = [f"--set={setting}" for setting in (*SETTINGS, f"epochs={epochs}")]
+    of_one = -(-epochs // FOLDS) if name == "folds" else epochs
+    sets = [f"--set={setting}" for setting in (*SETTINGS, f"epochs={of_one}")]
     if name == "sweep":
         methods = ["--methods", SWEEP_METHODS, "--seeds", "0"]
-        command = ["compare-methods", DATA, *methods, "--out", folder, "--accelerator", "cpu", "--draws", "20", *sets]
+        command = ["compare-methods", DATA, *methods, "--out", folder, "--accelerator", "cpu", "--draws", "20",
+                   "--parallel", "2", *sets]  # fmt: skip
         return command, command, folder
     sets += [f"--set={setting}" for setting in RUNS[name]]
     new = ["train", DATA, "--out", folder, "--accelerator", "cpu", "--quiet", *sets]
@@ -61,16 +64,15 @@ def commands(name: str, epochs: int) -> tuple[list[str], list[str], str]:
 def start(arguments: list[str], inside: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(inside / "cache")}
     command = [sys.executable, "-m", "cclnet", *arguments]
-    output, errors = subprocess.DEVNULL, (inside / "errors.txt").open("wb")
-    with errors:
+    with (inside / "output.txt").open("wb") as output:
         return subprocess.Popen(
-            command, cwd=inside, env=environment, stdout=output, stderr=errors, start_new_session=True
+            command, cwd=inside, env=environment, stdout=output, stderr=output, start_new_session=True
         )
 
 
 def finish(process: subprocess.Popen[bytes], inside: Path) -> None:
-    if process.wait():
-        raise SystemExit((inside / "errors.txt").read_text(errors="replace"))
+    if code := process.wait():
+        raise SystemExit(f"exit code {code} in {inside}:\n{(inside / 'output.txt').read_text(errors='replace')}")
 
 
 def digests(run: Path) -> dict[str, str]:
@@ -80,7 +82,10 @@ def digests(run: Path) -> dict[str, str]:
 
 def newest(run: Path) -> str:
     """The last checkpoint that was written; in a sweep also the run it belongs to."""
-    kept = sorted(run.rglob("epoch-*.pt"), key=lambda path: (path.parent.stat().st_ctime_ns, path.name))
+    try:
+        kept = sorted(run.rglob("epoch-*.pt"), key=lambda path: (path.parent.stat().st_ctime_ns, path.name))
+    except FileNotFoundError:  # a sweep removes the checkpoints of a run that is done
+        return newest(run)
     return str(kept[-1].relative_to(run)) if kept else ""
 
 
@@ -104,7 +109,8 @@ def kill_and_continue(name: str, inside: Path, epochs: int, kills: int, chance: 
         process.wait()
         fell.append(newest(inside / folder) or "before the first checkpoint")
         # A run without its settings does not exist yet: a person would start it again.
-        process = start(again if newest(inside / folder) else new, inside)
+        exists = (inside / folder / "settings.toml").is_file()
+        process = start(again if exists else new, inside)
     finish(process, inside)
     return fell
 
@@ -135,15 +141,19 @@ def main() -> None:
     names = given.only or [*RUNS, "sweep"]
     each = -(-given.kills // len(names))
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(given.workers) as pool:
-        runs = list(pool.map(lambda name: harm(name, Path(scratch), given.epochs, each, given.seed), names))
+    runs: list[dict[str, Any]] = []
     if given.only and given.out.exists():  # the other runs stay
         runs += [run for run in json.loads(given.out.read_text())["runs"] if run["run"] not in names]
-    content = {
-        **origin(), "seed": given.seed, "epochs": given.epochs, "data": DATA, "settings": SETTINGS, "changes": RUNS,
-        "compared": COMPARED, "minutes": round((time.monotonic() - begin) / 60, 2), "runs": runs,
-    }  # fmt: skip
-    write_whole(given.out, json.dumps(content, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(given.workers) as pool:
+        harmed = [pool.submit(harm, name, Path(scratch), given.epochs, each, given.seed) for name in names]
+        for done in as_completed(harmed):
+            runs.append(done.result())
+            content = {
+                **origin(), "seed": given.seed, "epochs": given.epochs, "data": DATA, "settings": SETTINGS,
+                "changes": RUNS, "compared": COMPARED, "minutes": round((time.monotonic() - begin) / 60, 2),
+                "runs": runs,
+            }  # fmt: skip
+            write_whole(given.out, json.dumps(content, indent=1) + "\n")
     if not all(run["identical"] for run in runs):
         raise SystemExit("a killed run differs from the one that was left alone")
 

@@ -1,13 +1,14 @@
 """Does a method learn visual similarity or class frequency? Measured on synthetic lesions with known similarity.
 
-    python benchmarks/known_similarity.py --document docs/similarity.md
+    python benchmarks/known_similarity.py --document docs/tables_soft_labels.md
 
 writes results/planted.json.bz2, .md and .png, on two CPU cores in under half an hour, and the table into the page.
 
 For balanced classes and the imbalance of ISIC 2018, with little and with much overlap between classes, and three seeds:
 after every epoch the rank correlation of the learned matrix with the known similarity and with inverse class frequency,
-the softness, and when the soft labels were frozen; at the end that of the confusions on unseen images. Finished runs
-are kept in ``--runs``, so that the command continues where it was stopped; a run with other settings is repeated.
+the softness, and when the soft labels were frozen; at the end that of the confusions on unseen images.
+``--geometry-per-seed`` draws other class positions, and so another known similarity, for each seed. Finished runs are
+kept in ``--runs``, so that the command continues where it was stopped; a run with other settings is repeated.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ import numpy as np
 import torch
 
 from cclnet.data.synthetic import SyntheticSettings, known_similarity
-from cclnet.evaluation.similarity import agreement, inverse_frequency_agreement, mean_confusion
+from cclnet.evaluation.similarity import agreement, agreement_p, inverse_frequency_agreement, mean_confusion
 from cclnet.files import write_json_bz2, write_whole
 from cclnet.reproduce.paper_figures import save_picture
 from cclnet.reproduce.tables import write_documents
 from cclnet.runs.folder import open_run
-from cclnet.runs.provenance import versions
+from cclnet.runs.provenance import origin
 from cclnet.settings import make_settings
 from cclnet.training.loop import train
 
@@ -39,7 +40,7 @@ METHODS = ("ccl", "ccl-balanced", "ccl-centroid", "ccl-confusion")
 SETS = [(balance, overlap) for balance in ("balanced", "isic2018") for overlap in ("little", "much")]
 TITLES = {
     "softest": "at the softest epoch", "held": "when frozen", "best": "at its best epoch", "last": "at the end",
-    "rarity": "with inverse class frequency",
+    "p": "largest exact p at the end", "rarity": "with inverse class frequency",
     "confused": "confusions on unseen images", "accuracy": "accuracy", "softness": "softness",
 }  # fmt: skip
 
@@ -52,7 +53,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
     settings = make_settings(
         {
             "data": f"synthetic:images={job['images']},size={size},overlap={job['overlap']},"
-            f"seed={job['seed']}{imbalance}",
+            f"seed={job['seed']},geometry={job.get('geometry', 0)}{imbalance}",
             "short_side": size,
             "backbone": job["backbone"],
             "method": job["method"],
@@ -70,7 +71,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
         },
         job.get("changes", {}),
     )
-    truth = known_similarity(7)
+    truth = known_similarity(7, job.get("geometry", 0))
     counts: list[int] = []
     course: list[dict[str, Any]] = []
 
@@ -133,6 +134,7 @@ def moments(run: dict[str, Any]) -> dict[str, float | None]:
         "held": course[held - 1]["truth"] if held else None,
         "best": max(record["truth"] for record in course),
         "last": course[-1]["truth"],
+        "p": agreement_p(run["matrix"], known_similarity(7, run["job"].get("geometry", 0))),
         "rarity": course[-1]["rarity"],
         "confused": run["confused"],
         "accuracy": course[-1]["val_accuracy"],
@@ -148,7 +150,8 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
         for balance, overlap in SETS:
             chosen = of(runs, method, balance, overlap)
             if chosen:
-                cells = [_spread([moments(run)[key] for run in chosen]) for key in TITLES]
+                values = {key: [moments(run)[key] for run in chosen] for key in TITLES}
+                cells = [_largest(own) if key == "p" else _spread(own) for key, own in values.items()]
                 held = ", ".join(str(run["held_epoch"] or "never") for run in chosen)
                 lines.append(f"| {method} | {balance} | {overlap} | {' | '.join(cells)} | {held} |")
     return "\n".join(lines) + "\n"
@@ -181,6 +184,10 @@ def _spread(values: Sequence[float | None]) -> str:
     """
     known = [value for value in values if value is not None]
     return f"{np.mean(known):.2f} [{min(known):.2f}, {max(known):.2f}]" if known else "–"
+
+
+def _largest(values: Sequence[float | None]) -> str:
+    return f"{max(value for value in values if value is not None):.2g}"
 
 
 def figure(runs: Sequence[dict[str, Any]], path: Path) -> None:
@@ -233,27 +240,34 @@ def main() -> None:
     parser.add_argument(
         "--brief", action="store_true", help="keep the numbers of the table only, not those of every epoch"
     )
+    parser.add_argument("--geometry-per-seed", action="store_true", help="draw the known similarity anew for each seed")
+    parser.add_argument("--overlaps", nargs="+", default=("little", "much"))
     parser.add_argument("--document", type=Path, help="also update the table in this page")
     given = parser.parse_args()
     shared = {key: value for key, value in vars(given).items()
-              if key not in ("methods", "seeds", "at_once", "runs", "out", "brief", "document")}  # fmt: skip
+              if key not in ("methods", "seeds", "at_once", "runs", "out", "brief", "document", "overlaps",
+                             "geometry_per_seed")}  # fmt: skip
     jobs = [
         {"method": method, "balance": balance, "overlap": overlap, "seed": seed, **shared}
-        for seed in given.seeds for balance, overlap in SETS for method in given.methods
+        | ({"geometry": seed + 1} if given.geometry_per_seed else {})
+        for seed in given.seeds for balance, overlap in SETS for method in given.methods if overlap in given.overlaps
     ]  # fmt: skip
     runs = all_runs(jobs, given.runs, given.at_once)
     runs.sort(key=lambda run: given.methods.index(run["job"]["method"]))
     given.out.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "settings": {**shared, "methods": list(given.methods), "seeds": list(given.seeds), "at_once": given.at_once},
-        "device": torch.cuda.get_device_name() if given.accelerator == "cuda" else "CPU, one core a run",
-        "versions": versions(),
+        **origin(torch.cuda.get_device_name() if given.accelerator == "cuda" else "CPU, one core a run"),
         "seconds_of_runs": round(sum(run["seconds"] for run in runs), 1),
-        "similarity": known_similarity(7).round(5).tolist(),
+        "similarity": [
+            known_similarity(7, geometry).round(5).tolist()
+            for geometry in dict.fromkeys(job.get("geometry", 0) for job in jobs)
+        ],
         "imbalance": SyntheticSettings(images=given.images, imbalance="isic2018").class_counts().tolist(),
         "runs": [
-            {**{key: run["job"][key] for key in ("method", "balance", "overlap", "seed")}, "seconds": run["seconds"],
-             "held_epoch": run["held_epoch"], **(moments(run) if given.brief else whole(run))}
+            {**{key: run["job"].get(key, 0) for key in ("method", "balance", "overlap", "seed", "geometry")},
+             "seconds": run["seconds"], "held_epoch": run["held_epoch"],
+             **(moments(run) if given.brief else whole(run))}
             for run in runs
         ],
     }  # fmt: skip

@@ -94,7 +94,7 @@ def one_run(job: dict[str, Any]) -> dict[str, Any]:
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
     """Markdown: a row a run, then the mean of each method."""
-    heads = ["method", "seed", "mAP", "with planted similarity", "with co-occurrence"]
+    heads = ["method", "seed", "mAP", "with known similarity", "with co-occurrence"]
     keys = ("mean_average_precision", "with_similarity", "with_co_occurrence")
     lines = [f"| {' | '.join(heads)} |", "|---|---|--:|--:|--:|"]
     for method in METHODS:

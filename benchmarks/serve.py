@@ -1,7 +1,8 @@
 """Measure `cclnet serve` under load: 32 clients for one minute, and one client alone. Writes results/serve.json.
 
     python benchmarks/serve.py                    # a ResNet-18 at 224 pixels with random weights, on synthetic images
-    python benchmarks/serve.py --run runs/mine    # your own model
+    python benchmarks/serve.py --run runs/mine    # your own run or ensemble
+    python benchmarks/serve.py --run runs/both --name serve_ensemble
 
 The clients run on the same machine and use some of its CPU time.
 """
@@ -13,7 +14,6 @@ import asyncio
 import contextlib
 import io
 import json
-import platform
 import re
 import signal
 import subprocess
@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,10 @@ import httpx
 import numpy as np
 from PIL import Image, ImageFilter
 
-from cclnet import __version__
 from cclnet.data.parallel import available_cores
 from cclnet.files import write_whole
+from cclnet.runs.folder import RunFolder
+from cclnet.runs.provenance import origin, package_versions
 
 PHOTOGRAPHS = 32
 SIZE = (600, 450)  # as in ISIC 2018
@@ -163,7 +163,7 @@ def batches(address: str) -> dict[str, float]:
 
 
 def measure(run: Path, clients: int, seconds: float) -> dict[str, Any]:
-    images = photographs()
+    images, model = photographs(), RunFolder(run).read_model()
     with serving(run) as (address, pid, engine):
         card = httpx.get(f"{address}/model").json()
         single = percentiles(asyncio.run(alone(address, images, 100)))
@@ -177,6 +177,8 @@ def measure(run: Path, clients: int, seconds: float) -> dict[str, Any]:
         "engine": engine,
         "backbone": card["backbone"],
         "crop": card["crop"],
+        "members": max(1, len(model.members)),
+        "forward_passes": model.passes,
         "image": {"pixels": list(SIZE), "bytes": round(float(np.mean([len(image) for image in images])))},
         "single_ms": single,
         "load": {
@@ -198,20 +200,21 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--name", default="serve", help="of the result")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = options.run or write_run(Path(folder) / options.backbone, options.backbone, options.size)
         found = measure(run, options.clients, options.seconds)
     packages = ("fastapi", "uvicorn", "onnxruntime", "torch", "numpy", "Pillow")
-    found["versions"] = {"python": platform.python_version(), "cclnet": __version__} | {p: version(p) for p in packages}
-    found["device"] = f"{platform.machine()}, {available_cores()} cores, clients included"
+    found |= origin(f"CPU, {available_cores()} cores, clients included")
+    found["versions"] |= package_versions(packages)
     found["holds"] = {
         "no error": found["load"]["failed"] == 0,
         "p99 under 20 times one image alone": found["p99_over_single"] < 20,
         "memory steady, within 5%": abs(found["memory_growth_mb"]) < 0.05 * found["load"]["memory_mb"][-1][1],
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    write_whole(options.out / "serve.json", json.dumps(found, indent=1) + "\n")
+    write_whole(options.out / f"{options.name}.json", json.dumps(found, indent=1) + "\n")
     print(json.dumps({name: value for name, value in found.items() if name != "load"}, indent=1))
     print(json.dumps({name: value for name, value in found["load"].items() if name != "memory_mb"}, indent=1))
     if not all(found["holds"].values()):

@@ -35,7 +35,6 @@ import cclnet
 from cclnet.data import cache
 from cclnet.data.duplicates import HASHED
 from cclnet.data.image_io import read_resized
-from cclnet.data.parallel import shared_integer
 from cclnet.data.sources import open_data
 from cclnet.files import read_json, write_json, write_whole
 from cclnet.runs.provenance import origin
@@ -102,17 +101,19 @@ def hashing_share(data: str) -> dict[str, Any]:
         "perceptual_hashes": lambda samples: np.zeros(len(samples), HASHED),
     }
     rows = list(range(0, len(paths), SAMPLED))
-    with tempfile.NamedTemporaryFile() as file:
-        end = shared_integer(0)
-        write = partial(cache._write, lambda row: read_resized(paths[row], 256), Path(file.name), end)
+    entries, _ = cache.file_entries(paths, Path(data))
+    with tempfile.TemporaryFile(buffering=0) as file:
+        writing = cache._Writing(
+            cache.PixelStore(Path(data)), entries, lambda row: read_resized(paths[row], 256), 256, workers=1
+        )
         for start in range(0, len(rows), 32):
             for name in ("with", "without") if start % 64 else ("without", "with"):
                 changes = mock.patch.multiple(cache, **without_hashes) if name == "without" else nullcontext()
+                file.seek(0)
                 with changes:
                     began = time.process_time()
-                    write(rows[start : start + 32])
+                    writing.write_images(file, rows[start : start + 32], {})
                     seconds[name] += time.process_time() - began
-                end.value = 0
     return {
         "images": len(rows),
         "processor_seconds": {name: round(spent, 3) for name, spent in seconds.items()},

@@ -1,6 +1,6 @@
 """Measure how soft labels change probabilities, and the effect of removing them again, from kept results alone.
 
-    python benchmarks/unsoften.py --document docs/soft_targets.md
+    python benchmarks/unsoften.py --document docs/tables_soft_labels.md
 
 evaluates every kept run that was trained with soft labels twice: its predictions, and these with the target removed
 (``cclnet.functional.unsoften``), which needs no further data. Writes results/unsoftened.json.bz2 and

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -45,7 +46,8 @@ def write_whole(
     ``before_rename`` is called with the temporary file once it is on the disk.
     """
     path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    # Not the process number: on shared storage, processes of two machines may have the same.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         with partial.open("wb") as file:
             if callable(content):

@@ -390,7 +390,7 @@ def flipped_checkpoint(chance: random.Random, material: Material, folder: Path) 
 
 def flipped_cache(chance: random.Random, material: Material, folder: Path) -> Case:
     cache = copied(material.cache, folder / "decoded")
-    (path,) = cache.rglob("pixels-*.bin")
+    path = chance.choice(sorted(cache.rglob("shard-*.bin")))
     content = path.read_bytes()
     for _ in range(chance.choice((1, 1, 2000))):
         content = flip(content, chance)

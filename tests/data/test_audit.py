@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cclnet.cli import app, main
+from cclnet.data import duplicates
 from cclnet.data.audit import ADVICE, audit, audit_tables, describe
 from cclnet.data.cache import DecodedImages
 from cclnet.data.duplicates import BITS, BLANK, NEAR, near_pairs, perceptual_hash, same_pixels
@@ -339,6 +340,20 @@ def test_frames_of_one_video_are_found_once_each_and_quickly():
     pairs, differing = near_pairs(np.packbits(bits, axis=1).view(np.uint64))
     assert len(pairs) == 2000 * 1999 // 2 and differing.max() == 2
     assert time.process_time() - began < 60  # it was minutes, and gigabytes, when each was found in every band
+
+
+def test_of_many_images_only_nearer_pairs_are_searched_for(monkeypatch):
+    monkeypatch.setattr(duplicates, "MANY", 1000)
+    bits = np.random.default_rng(0).integers(0, 2, (3000, BITS), dtype=np.uint8)
+    for row in range(60):
+        bits[3 * row] = bits[3 * row + 1]
+        bits[3 * row, np.random.default_rng(row).choice(BITS, row % 12, replace=False)] ^= 1
+    hashes = np.packbits(bits, axis=1).view(np.uint64)
+    pairs, differing = near_pairs(hashes)
+    expected = [[3 * row, 3 * row + 1] for row in range(60) if row % 12 <= duplicates.NEAR_OF_MANY]
+    assert pairs.tolist() == expected and differing.max() == 8
+    everywhere = np.tile(hashes[:1], (3000, 1))  # one picture: no pairs of all with all
+    assert len(near_pairs(everywhere)[0]) <= 3000 * duplicates._MOST_NEIGHBOURS
 
 
 @pytest.mark.parametrize("count", [0, 1])

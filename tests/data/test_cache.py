@@ -8,18 +8,20 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.lib.recfunctions import repack_fields
 from PIL import Image
 
 from cclnet.data import cache as cache_module
 from cclnet.data import parallel
-from cclnet.data.cache import DecodedImages, PixelStore, decode, decode_readable, find_stores, verify_stores
+from cclnet.data.cache import DecodedImages, PixelStore, decode, decode_readable, find_stores, read_shard, verify_stores
 from cclnet.data.image_io import UnreadableImage, read_resized
 from cclnet.data.loader import Loader, pack
 from cclnet.data.table import ImageTable
@@ -142,7 +144,7 @@ def test_arrays_that_would_fill_the_memory_go_through_the_cache(tmp_path, cache,
     monkeypatch.setattr(cache_module, "_MAX_IN_MEMORY", 1000)
     for workers in (2, 1):  # made, then found
         on_disk = decode(table, 16, cache, workers, progress=False)
-        assert isinstance(on_disk.pixels, np.memmap)
+        assert not on_disk.pixels.flags.writeable and any(cache.rglob("shard-*.bin"))
         assert all((on_disk.image(row) == in_memory.image(row)).all() for row in range(6))
     assert on_disk.heights.tolist() == in_memory.heights.tolist() == [16] * 6
 
@@ -205,11 +207,32 @@ def test_a_file_of_another_size_is_decoded_again_even_if_it_keeps_its_time(table
     assert_right(decode(table, 32, cache, workers=1, progress=False), table)
 
 
-def test_pixels_that_another_run_is_just_adding_are_left_out(table, cache):
-    size = len(decode(table, 32, cache, workers=1, progress=False).pixels)
-    with next(cache.rglob("pixels-*.bin")).open("ab") as file:
-        file.write(b"half an image")
-    assert len(decode(table, 32, cache, workers=1, progress=False).pixels) == size
+def test_shards_are_divided_by_size_and_read_as_one_array(tmp_path, cache, monkeypatch, read_files):
+    draw(tmp_path / "images", 40)
+    table = table_of(tmp_path / "images")
+    monkeypatch.setattr(cache_module, "SHARD_BYTES", 5 * 3 * 32 * 32)
+    images = decode(table, 32, cache, workers=3, progress=False)
+    assert len(list(cache.rglob("shard-*.bin"))) == 8
+    assert images.pixels.ndim == 1 and images.pixels.base is not None
+    assert_right(images, table)
+    some = table.select(np.array([39, 0, 17]))
+    assert_right(decode(some, 32, cache, workers=1, progress=False), some)
+    for path in cache.rglob("shard-*.bin"):  # what is mapped stays
+        path.unlink()
+    assert_right(images, table)
+    assert len(read_files) == 40
+
+
+def test_a_shard_being_written_is_left_out_and_removed_later(table, cache, tmp_path):
+    decode(table, 32, cache, workers=1, progress=False)
+    (folder,) = {path.parent for path in cache.rglob("shard-*.bin")}
+    half = folder / ".shard-0a1b-000000000.partial"
+    half.write_bytes(b"half an image")
+    assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+    assert half.exists()  # nothing was missing, so nothing was written
+    draw(tmp_path / "images", 1, start=12)
+    decode(table_of(tmp_path / "images"), 32, cache, workers=1, progress=False)
+    assert not half.exists()
 
 
 def test_the_short_side_has_a_cache_of_its_own(table, cache, read_files):
@@ -226,7 +249,7 @@ def test_images_that_keep_changing_do_not_fill_the_disk(table, cache):
         images = decode(table, 32, cache, workers=1, progress=False)
         assert_right(images, table)
     live = len(table) * 32 * 32 * 3
-    kept = sum(path.stat().st_size for path in cache.rglob("pixels-*.bin"))
+    kept = sum(path.stat().st_size for path in cache.rglob("shard-*.bin"))
     assert kept <= 3 * live
 
 
@@ -242,27 +265,42 @@ def test_a_reader_keeps_its_pixels_while_others_write(table, cache):
         np.testing.assert_array_equal(images.image(row), copy)
 
 
-@pytest.mark.parametrize("content", [b"", b"no zip at all", b"PK\x03\x04 cut off"])
-def test_an_index_that_is_damaged_is_made_again(table, cache, content):
+@pytest.mark.parametrize("kept", [0, 3, -40, -1], ids=["empty", "start", "cut index", "cut trailer"])
+def test_a_damaged_shard_is_made_again(table, cache, read_files, kept):
     decode(table, 32, cache, workers=1, progress=False)
-    next(cache.rglob("index.npz")).write_bytes(content)
-    assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+    shards = sorted(cache.rglob("shard-*.bin"))
+    assert len(shards) == 2
+    shards[1].write_bytes(shards[1].read_bytes()[:kept])
+    read_files.clear()
+    assert "changed: the index or the length of 1 shards" in dict(verify_stores(find_stores(cache))).popitem()[1]
+    with pytest.warns(UserWarning, match=f"{shards[1].name} is damaged"):
+        assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+    assert sorted(read_files) == list(table.names[8:])
+    assert not shards[1].exists() and dict(verify_stores(find_stores(cache))).popitem()[1] == "ok"
 
 
-def test_pixels_that_are_cut_off_are_made_again(table, cache):
+@pytest.mark.parametrize("field", ["offset", "height", "width"])
+def test_an_index_that_leads_out_of_its_shard_is_not_used(table, cache, field):
     decode(table, 32, cache, workers=1, progress=False)
-    pixels = next(cache.rglob("pixels-*.bin"))
-    os.truncate(pixels, pixels.stat().st_size - 1)
-    assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+    path = next(cache.rglob("shard-*.bin"))
+    shard = read_shard(path)
+    assert shard is not None
+    entries = shard.entries.copy()
+    entries[field][0] = 2**30
+    index = entries.tobytes()
+    trailer = cache_module._TRAILER.pack(b"cclshard", len(index), zlib.crc32(index), len(entries))
+    path.write_bytes(path.read_bytes()[: shard.length] + index + trailer)
+    assert read_shard(path) is None
 
 
 def flip_a_bit_of_every_image(table: ImageTable, cache: Path) -> None:
-    images = decode(table, 32, cache, 1, progress=False)
-    (path,) = cache.rglob("pixels-*.bin")
-    content = bytearray(path.read_bytes())
-    for row in range(len(images)):
-        content[int(images.offsets[row]) + 7 * row] ^= 1 << row % 8
-    path.write_bytes(content)
+    decode(table, 32, cache, 1, progress=False)
+    for path in cache.rglob("shard-*.bin"):
+        content, shard = bytearray(path.read_bytes()), read_shard(path)
+        assert shard is not None
+        for row, offset in enumerate(shard.entries["offset"].tolist()):
+            content[offset + 7 * row] ^= 1 << row % 8
+        path.write_bytes(content)
 
 
 def test_every_flipped_bit_of_stored_pixels_is_noticed(table, cache):
@@ -296,31 +334,24 @@ def test_an_image_is_checked_once(table, cache, monkeypatch):
     assert checked == [images.image(3).nbytes, images.image(5).nbytes]
 
 
-def test_a_store_without_checksums_is_used_and_extended(table, cache, read_files, tmp_path):
-    decode(table, 32, cache, 1, progress=False)
-    (path,) = cache.rglob("index.npz")
-    with np.load(path) as archive:
-        token, entries = archive["token"], archive["entries"]
-    old = repack_fields(entries[[name for name in entries.dtype.names if name != "checksum"]])
-    np.savez(path, token=token, entries=old)
-    read_files.clear()
-    assert_right(decode(table, 32, cache, 1, progress=False), table)
-    assert read_files == [] and dict(verify_stores(find_stores(cache))).popitem()[1] == "not covered"
-    draw(tmp_path / "images", 2, start=12)
-    more = table_of(tmp_path / "images")
-    images = decode(more, 32, cache, 1, progress=False)
-    assert_right(images, more)
-    assert read_files == ["0012.png", "0013.png"]
+def test_a_store_of_an_earlier_version_is_named(table, cache, capsys):
+    older = cache_module._store_folder(table.root, 32, cache, version=1)
+    older.mkdir(parents=True)
+    (older / "index.npz").write_bytes(b"")
+    decode(table, 32, cache, 1)
+    assert older.name in capsys.readouterr().err.replace("\n", "")
+    states = dict(verify_stores(find_stores(cache)))
+    assert len(states) == 2 and states[str(older)].startswith("not covered: of an earlier version")
 
 
 def test_where_the_cache_is_by_default(table, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     decode(table, 32, progress=False)
-    assert any((tmp_path / "xdg" / "cclnet").rglob("index.npz"))
+    assert any((tmp_path / "xdg" / "cclnet").rglob("shard-*.bin"))
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     decode(table, 32, progress=False)
-    assert any((tmp_path / "home" / ".cache" / "cclnet").rglob("index.npz"))
+    assert any((tmp_path / "home" / ".cache" / "cclnet").rglob("shard-*.bin"))
 
 
 # Broken images.
@@ -385,7 +416,6 @@ def logged(path, short_side):
     time.sleep({pause})
     return slow_read(path, short_side)
 decode.read_resized = logged
-decode._SECONDS_BETWEEN_SAVES = {between_saves}
 {more}
 paths = sorted(folder.iterdir())
 table = ImageTable("test set", folder, [p.name for p in paths], paths, np.zeros(len(paths), np.int64), ("a",))
@@ -394,9 +424,9 @@ print("whole")
 """  # no __main__ guard, on purpose
 
 
-def start(tmp_path, table, cache, log="log", pause=0.0, between_saves=0.0, more="") -> subprocess.Popen:
+def start(tmp_path, table, cache, log="log", pause=0.0, more="") -> subprocess.Popen:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(pause=pause, between_saves=between_saves, more=textwrap.dedent(more)))
+    program.write_text(PROGRAM.format(pause=pause, more=textwrap.dedent(more)))
     return subprocess.Popen(
         [sys.executable, program, table.root, cache, tmp_path / log],
         stdout=subprocess.PIPE,
@@ -425,34 +455,39 @@ def test_a_program_without_main_guard_can_use_processes(tmp_path, table, cache):
     assert len((tmp_path / "log").read_text().split()) == len(table)
 
 
-@pytest.mark.parametrize("saved", [True, False], ids=["after a save", "before any save"])
+@pytest.mark.parametrize("saved", [True, False], ids=["after a shard", "before any shard"])
 def test_killed_and_gone_on(tmp_path, cache, read_files, saved):
     draw(tmp_path / "images", 150)
     table = table_of(tmp_path / "images")
-    process = start(tmp_path, table, cache, pause=0.01, between_saves=0.0 if saved else 1e9)
-    if saved:
-        wait_until(lambda: any(cache.rglob("progress.npz")), process)
-    else:
-        wait_until(lambda: any(path.stat().st_size > 0 for path in cache.rglob("pixels-*.bin")), process)
+    process = start(tmp_path, table, cache, pause=0.01 if saved else 0.5)
+    pattern = "shard-*.bin" if saved else ".shard-*.partial"
+    wait_until(lambda: any(cache.rglob(pattern)), process)
     kill(process)
-    assert "index.npz" not in files_below(cache)
     images = decode(table, 32, cache, workers=1, progress=False)  # waits for the workers of the other to be gone
     assert_right(images, table)
     assert (len(read_files) < len(table)) == saved
-    assert files_below(cache)[0] == "index.npz"
-    assert len(files_below(cache)) == 2
+    assert all(name == "lock" or name.startswith("shard-") for name in files_below(cache))
 
 
-def test_workers_of_a_killed_run_end_with_it(tmp_path, table, cache):
-    process = start(tmp_path, table, cache, pause=30)
-    wait_until((tmp_path / "log").exists, process)
-    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+def lives(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("delay", [None, 0.0, 0.001, 0.002, 0.003], ids=lambda delay: f"delay {delay}")
+def test_workers_of_a_killed_run_end_with_it(tmp_path, table, cache, delay):
+    """Without a delay the run is killed while it decodes; with one, that long after its second worker was forked."""
+    process = start(tmp_path, table, cache, pause=600)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    wait_until((tmp_path / "log").exists if delay is None else lambda: len(children.read_text().split()) == 2, process)
+    workers = children.read_text().split()
     assert len(workers) == 2
+    time.sleep(delay or 0)
     kill(process)
-    limit = time.monotonic() + 10
-    while any(
-        Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in workers
-    ):
+    limit = time.monotonic() + 60
+    while any(map(lives, workers)):
         assert time.monotonic() < limit, "a worker lives on"
         time.sleep(0.01)
 
@@ -475,18 +510,57 @@ def test_two_runs_at_once_decode_each_image_once(tmp_path, cache):
     assert_right(decode(table, 32, cache, workers=1, progress=False), table)
 
 
-def test_the_second_run_says_that_it_waits(table, cache, capsys, monkeypatch):
-    import fcntl
+@contextmanager
+def rows_locked(store: PixelStore, first: int, count: int) -> Iterator[subprocess.Popen[str]]:
+    """Another process that locks rows, until its input is closed."""
+    program = f"""
+        import fcntl, sys
+        file = open({str(store.folder / "lock")!r}, "w")
+        fcntl.lockf(file, fcntl.LOCK_EX, {count}, {first})
+        print("locked", flush=True)
+        sys.stdin.read()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+        yield holder
 
-    free = iter([BlockingIOError(), None])
 
-    def flock(descriptor: int, operation: int) -> None:
-        if (answer := next(free)) is not None:
-            raise answer
+def release_when(holder: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    assert holder.stdin is not None
+    try:
+        wait_until(condition, holder)
+    finally:
+        holder.stdin.close()
 
-    monkeypatch.setattr(fcntl, "flock", flock)
-    decode(table, 32, cache, workers=1)
+
+def test_a_second_run_says_that_it_waits(table, cache, capsys, read_files):
+    """Another run holds the rows of the second shard until the first shard is there."""
+    store = PixelStore(cache_module._store_folder(table.root, 32, cache))
+    store.folder.mkdir(parents=True)
+    with rows_locked(store, 8, 4) as holder:
+        stored = lambda: any(store.folder.glob("shard-000000000-*.bin"))  # noqa: E731
+        releasing = threading.Thread(target=release_when, args=(holder, stored))
+        releasing.start()
+        images = decode(table, 32, cache, workers=1)
+        releasing.join()
+    assert_right(images, table)
     assert "Another run is decoding these images" in capsys.readouterr().err
+    assert sorted(read_files) == list(table.names)
+
+
+def test_a_damaged_shard_is_reported_while_another_run_decodes(table, cache):
+    decode(table, 32, cache, workers=1, progress=False)
+    damaged = sorted(cache.rglob("shard-*.bin"))[1]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with rows_locked(PixelStore(damaged.parent), 0, 8) as holder:
+        releasing = threading.Thread(target=release_when, args=(holder, lambda: not damaged.exists()))
+        releasing.start()
+        with pytest.warns(UserWarning, match=f"{damaged.name} is damaged"):
+            assert_right(decode(table, 32, cache, workers=1, progress=False), table)
+        releasing.join()
+    assert dict(verify_stores(find_stores(cache))).popitem()[1] == "ok"
 
 
 LIMIT = """
@@ -500,7 +574,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, table, cache):
     errors = process.communicate(timeout=60)[1]
     assert "cclnet.errors.InputError: " in errors and str(cache) in errors
     assert "choose another folder with --cache-dir" in errors
-    assert files_below(cache) == []
+    assert files_below(cache) in ([], ["lock"])
     assert_right(decode(table, 32, cache, workers=1, progress=False), table)
 
 
@@ -508,7 +582,7 @@ def test_a_disk_that_fills_up_later_keeps_what_was_whole(tmp_path, table, cache,
     decode(table, 32, cache, workers=1, progress=False)
     before = {path.name: path.read_bytes() for path in cache.rglob("*") if path.is_file()}
     draw(table.root, 40, start=100)
-    process = start(tmp_path, table, cache, more=LIMIT.format(size=len(max(before.values(), key=len)) + 30_000))
+    process = start(tmp_path, table, cache, more=LIMIT.format(size=20_000))
     assert "File too large" in process.communicate(timeout=60)[1]
     assert {path.name: path.read_bytes() for path in cache.rglob("*") if path.is_file()} == before
     read_files.clear()
@@ -516,15 +590,15 @@ def test_a_disk_that_fills_up_later_keeps_what_was_whole(tmp_path, table, cache,
     assert read_files == []
 
 
-def test_a_disk_that_is_full_when_progress_is_saved(table, cache, monkeypatch):
-    def no_space(self, index, finished):
+def test_a_disk_that_is_full_when_the_index_is_written(table, cache, monkeypatch):
+    def no_space(file):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(cache_module, "_SECONDS_BETWEEN_SAVES", 0.0)
-    monkeypatch.setattr(PixelStore, "save", no_space)
+    monkeypatch.setattr(parallel, "_FORKS", False)
+    monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(InputError, match="No space left on device"):
         decode(table, 32, cache, workers=1, progress=False)
-    assert files_below(cache) == []
+    assert files_below(cache) in ([], ["lock"])
 
 
 def test_a_folder_that_cannot_be_made(tmp_path, table):
@@ -534,11 +608,11 @@ def test_a_folder_that_cannot_be_made(tmp_path, table):
 
 
 def test_a_read_only_folder_is_named_but_can_be_read_from(table, cache, monkeypatch):
-    def read_only(self):
+    def read_only(self, *rows, **options):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     decode(table.select(np.arange(8)), 32, cache, workers=1, progress=False)
-    monkeypatch.setattr(PixelStore, "begin_writing", read_only)
+    monkeypatch.setattr(PixelStore, "lock", read_only)
     decode(table.select(np.arange(8)), 32, cache, workers=1, progress=False)
     with pytest.raises(InputError, match="Read-only file system"):
         decode(table, 32, cache, workers=1, progress=False)

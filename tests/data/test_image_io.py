@@ -8,6 +8,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -344,6 +345,22 @@ def test_the_bits_of_torch(height: int, width: int, new_height: int, new_width: 
 def test_one_colour_stays_that_colour() -> None:
     pixels = np.full((37, 53, 3), (10, 200, 255), np.uint8)
     assert (resize_without_torch(pixels, 20, 90) == (10, 200, 255)).all()
+
+
+def test_resizing_without_torch_takes_little_memory_beside_the_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The integers of the whole image would take four times as much as its pixels."""
+    monkeypatch.setattr(image_io, "_BAND_PIXELS", 2**14)
+    pixels = smooth(1200, 1600)
+    expected = resize(pixels, 120, 160)
+    resize_without_torch(pixels[:40], 10, 30)  # imports
+    tracemalloc.start()
+    try:
+        found = resize_without_torch(pixels, 120, 160)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(found, expected)
+    assert peak < pixels.nbytes
 
 
 WITHOUT_TORCH = """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cclnet.data import loader as loader_module
 from cclnet.data.augment import Parameters, augment
 from cclnet.data.cache import DecodedImages
-from cclnet.data.loader import Batch, Loader, ResidentPixels, StreamedPixels, _warn_of_padding, pack, prefetch
+from cclnet.data.loader import Batch, Loader, ResidentPixels, StreamedPixels, _warn_of_padding, pack, prefetch, shuffled
 from cclnet.errors import InputError
 from cclnet.functional import rows_of
 from cclnet.settings import AugmentSettings
@@ -103,6 +103,35 @@ def test_nothing_is_seen_twice_and_every_epoch_has_another_order():
     assert len({tuple(order) for order in orders}) == 30
     assert set(np.concatenate(orders)) == set(ROWS)  # what is left over changes
     assert not np.array_equal(orders[0], np.concatenate([batch.rows for batch in loader(seed=4).epoch(0)]))
+
+
+def test_a_set_that_no_memory_holds_is_shuffled_in_windows_of_groups(monkeypatch):
+    monkeypatch.setattr(loader_module, "SHUFFLE_BYTES", 1000)
+    monkeypatch.setattr(loader_module, "GROUP_BYTES", 100)
+    monkeypatch.setattr(loader_module, "WINDOW_BYTES", 2000)
+    rows = np.arange(5, 10_005)  # of ten bytes each: groups of ten images, windows of twenty groups
+    orders = [shuffled(rows, 100_000, np.random.default_rng(seed)) for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(orders[0], orders[1])
+    assert (orders[0] != orders[2]).mean() > 0.9
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), rows)
+        windows = order.reshape(50, 200) - 5
+        assert all(len(np.unique(window // 10)) == 20 for window in windows)  # whole groups
+        assert min(np.ptp(window) for window in windows) > 3000  # from all over the set
+        assert max(np.bincount(window[:20] // 10).max() for window in windows) < 10  # mixed with each other
+
+
+def test_windows_resume_anywhere_and_are_the_same_for_any_number_of_ranks(monkeypatch):
+    plain = [batch.rows for batch in loader().epoch(3)]
+    monkeypatch.setattr(loader_module, "SHUFFLE_BYTES", 0)
+    monkeypatch.setattr(loader_module, "GROUP_BYTES", 10_000)
+    monkeypatch.setattr(loader_module, "WINDOW_BYTES", 40_000)
+    whole = list(loader().epoch(3))
+    assert not np.array_equal(np.concatenate(plain), np.concatenate([batch.rows for batch in whole]))
+    assert all(same(a, b) for a, b in zip(whole[1:], loader().epoch(3, start=1), strict=True))
+    ranks = [loader(rank=rank, world_size=2).epoch(3) for rank in range(2)]
+    for batch, *shares in zip(whole, *ranks, strict=True):
+        np.testing.assert_array_equal(batch.rows, np.concatenate([share.rows for share in shares]))
 
 
 def test_parameters_differ_between_batches_epochs_and_seeds():

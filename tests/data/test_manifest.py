@@ -365,6 +365,13 @@ def test_class_folders_and_a_manifest_fit_both(tmp_path: Path) -> None:
     assert open_data(tmp_path / "labels.csv").classes == ("x", "y")
 
 
+def test_a_label_is_no_image_even_where_files_are_numbered(tmp_path: Path) -> None:
+    images(tmp_path, "other/1.png", "other/2.png")
+    (tmp_path / "table.csv").write_text("name,label\nx,1\ny,2\n")
+    with pytest.raises(InputError, match="no image column found among name, label"):
+        open_data(tmp_path / "table.csv")
+
+
 def test_a_table_with_very_many_columns_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "wide.csv").write_text("image,label," + ",".join(f"c{i}" for i in range(1_000_000)) + "\na.png,x\n")
     with pytest.raises(InputError, match="1,000,002 columns, more than the limit of 20,000"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 from layouts import class_folders, draw
 from PIL import Image
 
-from cclnet.data import screening
-from cclnet.data.cache import ENTRY, DecodedImages, PixelStore, StoreIndex, decode_readable
+from cclnet.data import cache, screening
+from cclnet.data.cache import DecodedImages, decode_readable
 from cclnet.data.duplicates import VERSION, hash_images, perceptual_hash
 from cclnet.data.screening import screen
 from cclnet.data.sources import open_data
@@ -95,6 +96,28 @@ def test_deduplicate_leaves_out_the_training_copies(data: Path) -> None:
     assert not any(found.exact.values()) and found.exact_groups == found.label_conflicts == 0
 
 
+def test_copies_in_other_folds_are_counted_and_left_out(data: Path) -> None:
+    """An image of a fold is predicted by a model fitted on the other folds, one of the test split by one of all."""
+    picture(data / "train" / "a" / "same_fold.png", 1)
+    picture(data / "train" / "a" / "other_fold.png", 2)
+    settings = Settings(data=str(data), cache_dir=str(data.parent / f"{data.name}-cache"), short_side=32,
+                        augment=AugmentSettings(crop=32))  # fmt: skip
+    table = open_data(settings.data, settings)
+    splits = np.where(table.splits == "test", "test", "val")
+    other = np.array(["other_fold" in name for name in table.names])
+    fold = np.where(splits == "test", -1, np.where(other, 1, np.where(table.splits == "val", 2, 0)))
+    found = screen(table, splits, settings, False, fold).summary.duplicates
+    assert found is not None and found.exact_groups == 2
+    assert found.exact == {"val": 2, "test": 1} and found.near == {"val": 0, "test": 1}
+    left = screen(table, splits, replace(settings, deduplicate=True), False, fold)
+    assert left.summary.left_out == {
+        "train/a/0.png": "a copy is in the split test",
+        "train/b/1.png": "a copy is in the split test",
+        "train/a/other_fold.png": "a copy is in another fold",
+    }
+    assert left.summary.duplicates is not None and not any(left.summary.duplicates.exact.values())
+
+
 def test_skip_unreadable_lists_what_it_leaves_out(data: Path) -> None:
     (data / "train" / "a" / "broken.png").write_bytes(b"no image")
     with pytest.raises(InputError, match=r"1 of 25 images.*(?s:.*)--skip-unreadable"):
@@ -122,22 +145,15 @@ def test_the_summary_is_written_and_read(data: Path, tmp_path: Path) -> None:
     assert folder.read_data_summary() == summary
 
 
-def test_a_cache_without_hashes_gets_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashes_of_another_version_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = open_data(class_folders(tmp_path / "data", {"a": 3, "b": 3}))
     images, _ = decode_readable(table, 16, tmp_path / "cache", progress=False)
-    (store,) = (PixelStore(path.parent) for path in (tmp_path / "cache").rglob("index.npz"))
-    index = store.read()
-    assert index is not None and images.hashed is not None
-    before = [name for name in ENTRY.names or () if name not in ("hash", "contrast", "version")]
-    older = np.zeros(len(index.entries), [(name, ENTRY[name]) for name in before])
-    for name in before:
-        older[name] = index.entries[name]
-    store.save(StoreIndex(index.token, older), finished=True)
-    again, _ = decode_readable(table, 16, tmp_path / "cache", progress=False)
-    assert again.hashed is not None
-    np.testing.assert_array_equal(again.hashed, images.hashed)
-    index = store.read()
-    assert index is not None and (index.entries["version"] == VERSION).all()
+    assert images.hashed is not None and (images.hashed["version"] == VERSION).all()
+    older = images.hashed.copy()
+    older["hash"], older["version"] = 0, VERSION - 1
+    old = replace(images, hashed=older)
+    cache._hash_older(old, workers=1)
+    np.testing.assert_array_equal(old.hashed, images.hashed)
 
 
 def test_hashes_of_many_are_those_of_each(tmp_path: Path) -> None:

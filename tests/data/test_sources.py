@@ -81,3 +81,13 @@ class TestSynthetic:
         class_folders(tmp_path / "synthetic", {"a": 1, "b": 1})
         monkeypatch.chdir(tmp_path)
         assert open_data("synthetic").source == "folder per class"
+
+
+def test_synthetic_sets_take_the_options_that_select(tmp_path: Path) -> None:
+    plain = open_data("synthetic:images=70,size=16")
+    merge = tmp_path / "merge.csv"
+    merge.write_text(f"old,new\n{plain.classes[0]},merged\n{plain.classes[1]},merged\n")
+    merged = open_data("synthetic:images=70,size=16", merge_labels=str(merge))
+    assert merged.num_classes == plain.num_classes - 1 and "merged" in merged.classes
+    kept = open_data("synthetic:images=70,size=16", exclude=f"{plain.names[0]}")
+    assert list(kept.names) == list(plain.names[1:])

@@ -215,6 +215,26 @@ class TestKnownSimilarity:
         distance = np.linalg.norm(positions[pairs[0]] - positions[pairs[1]], axis=1)
         assert spearmanr(known_similarity(20)[pairs], distance).statistic == pytest.approx(-1)
 
+    @pytest.mark.parametrize("classes", [2, 3, 7, 20])
+    def test_other_geometries_are_drawn_and_stay_the_same(self, classes: int) -> None:
+        first, again, second, fixed = (known_similarity(classes, geometry) for geometry in (1, 1, 2, 0))
+        np.testing.assert_array_equal(first, again)
+        assert not np.allclose(first, second) and not np.allclose(first, fixed)
+        assert class_positions(classes, 1).min() >= 0.1 and class_positions(classes, 1).max() <= 0.9
+
+    def test_drawn_geometries_are_uncorrelated_with_class_frequency_and_with_each_other(self) -> None:
+        log, matrices = np.log(ISIC2018_COUNTS), [known_similarity(7, geometry)[SEVEN] for geometry in range(1, 9)]
+        rarity = np.add.outer(log, log)[SEVEN]
+        assert max(abs(spearmanr(own, rarity).statistic) for own in matrices) < 0.15
+        between = [spearmanr(a, b).statistic for i, a in enumerate(matrices) for b in matrices[:i]]
+        assert abs(np.mean(between)) < 0.15 and max(between) < 0.9
+        assert all(len(set(own.round(4))) == 21 for own in matrices)  # no ties
+
+    def test_the_images_of_another_geometry_lie_around_its_positions(self) -> None:
+        table = synthetic(SyntheticSettings(images=700, size=16, geometry=5))
+        means = table.extra.groupby(table.labels).mean().to_numpy()
+        np.testing.assert_allclose(means, class_positions(7, 5), atol=0.05)
+
     def test_does_not_change_when_classes_are_added(self) -> None:
         np.testing.assert_array_equal(known_similarity(30)[:7, :7], known_similarity(7))
 

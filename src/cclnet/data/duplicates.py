@@ -28,8 +28,12 @@ VERSION = 1  # increase when the hash changes: hashes of other versions in a cac
 HASHED = np.dtype([("hash", "<u8", 4), ("contrast", "<i2"), ("version", "u1")])  # version 0: not hashed
 BITS = 256
 NEAR = 24  # bits in which near duplicates may differ; unrelated images differ in about 128
+# Of many images only nearer pairs are searched for, with longer bands, so that the time grows with their number and not
+# with its square.
+MANY, NEAR_OF_MANY = 50_000, 8
+_MOST_NEIGHBOURS = 100  # compared with one hash in a band: images with one background agree in whole bands
 BLANK = 2  # an image whose grey levels span no more than this is blank, and its hash is noise
-_BANDS = NEAR + 1
+_CHUNK = 2**16  # hashes of which the bits are unpacked at a time
 _FEW = 2000  # images that are hashed sooner than workers are started
 _CELLS, _SAMPLED_ROWS, _FREQUENCIES = 32, 64, 16
 _COSINES = dct(np.eye(_CELLS), norm="ortho", axis=0)[:_FREQUENCIES].astype(np.float32)
@@ -114,29 +118,45 @@ def same_pixels(hashes: Hashes, images: Images, rows: Rows) -> dict[int, int]:
     return found
 
 
-def near_pairs(hashes: Hashes, limit: int = NEAR) -> tuple[Rows, npt.NDArray[np.int64]]:
-    """Return all pairs of hashes that differ in at most ``limit`` (up to 24) bits, [M, 2] with the smaller row first,
-    and the number of differing bits, [M]. With 25 bands of bits, two hashes that differ in at most 24 bits agree in at
-    least one band. So only hashes that share a band are compared: two or three percent of all pairs."""
-    bits = np.unpackbits(np.ascontiguousarray(hashes).view(np.uint8), axis=1)
-    width = BITS // _BANDS
-    # Every 25th bit, so that coarse frequencies, which are similar in most images, are spread over the bands.
-    bands = [bits[:, band : width * _BANDS : _BANDS] @ (1 << np.arange(width)) for band in range(_BANDS)]
-    keys = np.stack(bands, axis=1).astype(np.int16)
-    found = np.concatenate([_pairs_of_band(band, keys, hashes, limit) for band in range(_BANDS)])
-    found = found[np.lexsort((found[:, 1], found[:, 0]))]
+def near_pairs(hashes: Hashes, limit: int | None = None) -> tuple[Rows, npt.NDArray[np.int64]]:
+    """Return all pairs of hashes that differ in at most ``limit`` bits (default: 24, or 8 of more than 50,000 images),
+    [M, 2] with the smaller row first, and the number of differing bits, [M].
+
+    With ``limit + 1`` bands of bits, two hashes that differ in at most ``limit`` bits agree in at least one band. So
+    only hashes that share a band are compared: with 25 bands of 10 bits, two or three percent of all pairs; with 9
+    bands of 28 bits, hardly any but the near ones, and at most 100 with each hash."""
+    limit = (NEAR if len(hashes) <= MANY else NEAR_OF_MANY) if limit is None else limit
+    count = max(limit, NEAR_OF_MANY) + 1
+    most = _MOST_NEIGHBOURS if len(hashes) > MANY else len(hashes)
+    keys = _band_keys(hashes, count)
+    found = np.concatenate([_pairs_of_band(band, keys, hashes, limit, most) for band in range(count)])
+    found = np.stack(np.divmod(np.unique(found @ [len(hashes), 1]), max(len(hashes), 1)), axis=1)
     return found, _distance(hashes, found[:, 0], found[:, 1])
 
 
-def _pairs_of_band(band: int, keys: npt.NDArray[np.int16], hashes: Hashes, limit: int) -> Rows:
-    """Return the near pairs that agree in this band and in none before it, so that every pair is found once."""
+def _band_keys(hashes: Hashes, count: int) -> npt.NDArray[np.int32]:
+    """Return the bits of each of ``count`` bands as a number, [N, count]. A band has every count-th bit, so that coarse
+    frequencies, which are similar in most images, are spread over the bands."""
+    width = BITS // count
+    keys = np.empty((len(hashes), count), np.int32)
+    for start in range(0, len(hashes), _CHUNK):  # the bits take 256 bytes of each image
+        bits = np.unpackbits(np.ascontiguousarray(hashes[start : start + _CHUNK]).view(np.uint8), axis=1)
+        for band in range(count):
+            keys[start : start + _CHUNK, band] = bits[:, band : width * count : count] @ (1 << np.arange(width))
+    return keys
+
+
+def _pairs_of_band(band: int, keys: npt.NDArray[np.int32], hashes: Hashes, limit: int, most: int) -> Rows:
+    """Return the near pairs that agree in this band and in none before it, so that every pair is found once; those that
+    agree in this band, if only the next ``most`` hashes of a band are compared."""
     order = np.argsort(keys[:, band], kind="stable")
     own, earlier, hashes = keys[order, band], keys[order, :band], hashes[order]
     pairs = [np.empty((0, 2), np.intp)]
     step = 1
-    while len(same := np.flatnonzero(own[step:] == own[:-step])):
+    while step <= most and len(same := np.flatnonzero(own[step:] == own[:-step])):
         near = same[_distance(hashes, same, same + step) <= limit]
-        near = near[~(earlier[near] == earlier[near + step]).any(axis=1)]
+        if most >= len(hashes):
+            near = near[~(earlier[near] == earlier[near + step]).any(axis=1)]
         pairs.append(np.stack([order[near], order[near + step]], axis=1))
         step += 1
     return np.sort(np.concatenate(pairs), axis=1)

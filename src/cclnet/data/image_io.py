@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
+from cclnet.data.archives import MAX_IMAGE_BYTES, read_archived, reference_of
 from cclnet.errors import InputError
 
 RGB = npt.NDArray[np.uint8]
@@ -107,9 +108,15 @@ def _read_bytes(path: str | Path) -> bytes:
 
 
 def _open_file(path: str | Path, buffering: int = -1) -> Any:
-    """Open a file that may be an image: a pipe or a device, from which a program could read for ever, is not."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    status, most = os.fstat(descriptor), 6 * MAX_PIXELS + 2**26  # 16 bits per channel, uncompressed
+    """Open a file that may be an image, or an image in an archive. A pipe or a device, from which a program could read
+    for ever, is not."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except OSError:  # a path into an archive, which is not a folder
+        if (inside := reference_of(path)) is None:
+            raise
+        return io.BufferedReader(io.BytesIO(read_archived(inside)))
+    status, most = os.fstat(descriptor), MAX_IMAGE_BYTES
     if not stat.S_ISREG(status.st_mode) or status.st_size > most:
         os.close(descriptor)
         what = f"it has {status.st_size:,} bytes, at most {most:,} are read"
@@ -501,12 +508,13 @@ def resize(pixels: RGB, height: int, width: int) -> RGB:
 
 def resize_without_torch(pixels: RGB, height: int, width: int) -> RGB:
     """Resize as torch does, bit for bit: along the width, then along the height, with 16-bit integer weights."""
-    columns = _resize_lines(np.ascontiguousarray(pixels.transpose(1, 0, 2)), width)
-    return _resize_lines(np.ascontiguousarray(columns.transpose(1, 0, 2)), height)
+    columns = _resize_lines(pixels.transpose(1, 0, 2), width)
+    return np.ascontiguousarray(_resize_lines(columns.transpose(1, 0, 2), height))
 
 
 def _resize_lines(lines: RGB, count: int) -> RGB:
-    """Resize [n, ...] to [count, ...]; each output line is a weighted sum of input lines."""
+    """Resize [n, m, 3] to [count, m, 3]; each output line is a weighted sum of input lines. In bands, because the
+    integers take four times the memory of the pixels."""
     if len(lines) == count:
         return lines
     from scipy import sparse
@@ -517,9 +525,14 @@ def _resize_lines(lines: RGB, count: int) -> RGB:
     integers = np.trunc(weights * 2**bits + np.where(weights < 0, -0.5, 0.5)).astype(np.int32)
     row, tap = np.nonzero(integers)
     matrix = sparse.csr_array((integers[row, tap], (row, first[row] + tap)), shape=(count, len(lines)))
-    sums = matrix @ lines.reshape(len(lines), -1).astype(np.int32)
-    sums += 1 << (bits - 1)
-    return np.clip(sums >> bits, 0, 255).astype(np.uint8).reshape(count, *lines.shape[1:])
+    resized = np.empty((count, *lines.shape[1:]), np.uint8)
+    size = max(1, _BAND_PIXELS // max(len(lines), count))
+    for start in range(0, lines.shape[1], size):
+        band = lines[:, start : start + size]
+        sums = matrix @ band.reshape(len(lines), -1).astype(np.int32)
+        sums += 1 << (bits - 1)
+        resized[:, start : start + size] = np.clip(sums >> bits, 0, 255).reshape(count, *band.shape[1:])
+    return resized
 
 
 def data_uri(image: Image.Image, kind: str, **options: int) -> str:

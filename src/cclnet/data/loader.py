@@ -3,6 +3,11 @@
 Batches are identical whatever the device, the number of ranks, where the pixels are stored and where a run was
 interrupted, because no random state is kept between batches: the order of an epoch depends on (seed, epoch) and the
 augmentation of a batch on (seed, epoch, step). Both are computed for the global batch; each rank takes its rows.
+
+The order of an epoch is a random permutation of all images. For a set that no memory holds, that would read single
+images from all over the disk. So for more than ``SHUFFLE_BYTES`` of pixels the order is random in two steps: groups of
+neighbouring images, from all shards of the cache, in random order; then the images of a window of several hundred
+groups, which fits into the memory, in random order. Neighbours in the table are neighbours on the disk.
 """
 
 from __future__ import annotations
@@ -31,6 +36,9 @@ Item = TypeVar("Item", bound="tuple[Any, ...]")
 
 RESIDENT_SHARE = 0.6  # of the free device memory that pixels may take before they are streamed
 CHUNK_BYTES = 2**24  # copied to the device at a time; small, so that the same staging memory is reused
+SHUFFLE_BYTES = 2**36  # of pixels, up to which an epoch is one permutation of all images
+WINDOW_BYTES = 2**33  # of pixels that are shuffled with each other in a larger set
+GROUP_BYTES = 2**24  # of pixels that are read together
 PADDING_LIMIT = 4.0  # warn when the frame around all images has more than this many times the median area
 
 
@@ -119,7 +127,7 @@ class Loader:
         """Return the global order of a training epoch."""
         generator = self._generator(epoch)
         if self._cumulative is None:
-            return generator.permutation(self.rows)
+            return shuffled(self.rows, self._pixel_bytes(), generator)
         sampled = np.searchsorted(self._cumulative, generator.random(len(self.rows)), side="right")
         return self.rows[np.minimum(sampled, len(self.rows) - 1)]
 
@@ -167,9 +175,12 @@ class Loader:
         memory-mapped file, so nothing is copied."""
         if self.device.type != "cuda":
             return False
-        heights, widths = self.images.heights[self.rows].astype(np.int64), self.images.widths[self.rows]
         free, _ = torch.cuda.mem_get_info(self.device)
-        return int((3 * heights * widths).sum()) <= RESIDENT_SHARE * free
+        return self._pixel_bytes() <= RESIDENT_SHARE * free
+
+    def _pixel_bytes(self) -> int:
+        heights, widths = self.images.heights[self.rows].astype(np.int64), self.images.widths[self.rows]
+        return int((3 * heights * widths).sum())
 
     def _check(self, batch_size: int) -> None:
         count = len(self.images)
@@ -211,6 +222,18 @@ class Loader:
                 f"smallest is {self.images.widths[row]} x {self.images.heights[row]} (row {row}). Decode "
                 f"with short_side of at least {self.crop}, or set crop to at most {sides.min()}."
             )
+
+
+def shuffled(rows: npt.NDArray[np.int64], size: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Return ``rows``, which have ``size`` bytes of pixels, in the order of an epoch."""
+    if size <= SHUFFLE_BYTES:
+        return generator.permutation(rows)
+    in_group, groups_in_window = -(-len(rows) * GROUP_BYTES // size), WINDOW_BYTES // GROUP_BYTES
+    groups = -(-len(rows) // in_group)
+    position_of_group = generator.permutation(groups)
+    window = position_of_group[np.arange(len(rows)) // in_group] // groups_in_window
+    # Sorted by window and, within it, by a random number.
+    return rows[np.lexsort((generator.random(len(rows)), window))]
 
 
 def _crop_side(augment: AugmentSettings | None, crop: int | None) -> int:

@@ -20,14 +20,11 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from multiprocessing.sharedctypes import Synchronized
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -47,11 +44,6 @@ _SECONDS_BEFORE_ESTIMATE = 5.0  # from which a log file gets the time that is le
 def available_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def shared_integer(value: int) -> Synchronized[int]:
-    """Return an integer with a lock that all workers of :func:`process_chunks` share."""
-    return multiprocessing.get_context("fork" if _FORKS else None).Value("q", value)
 
 
 def process_chunks(
@@ -224,8 +216,9 @@ def _keep_computing(work: Callable[[list[int]], Any], connection: Connection) ->
     _row = multiprocessing.get_context("fork").RawValue("q", _NO_ROW)
     while True:
         ended, held_by_child = os.pipe()
+        watcher = os.getpid()
         if (child := os.fork()) == 0:
-            _compute_chunks(work, connection)
+            _compute_chunks(work, connection, watcher)
         os.close(held_by_child)
         if parent.sentinel in wait([ended, parent.sentinel]):  # a caller that was killed could not stop its workers
             os._exit(1)
@@ -243,9 +236,11 @@ def _reason(signal_number: int) -> str:
     return f"its decoder crashed ({signal.strsignal(signal_number)})"
 
 
-def _compute_chunks(work: Callable[[list[int]], Any], connection: Connection) -> NoReturn:
+def _compute_chunks(work: Callable[[list[int]], Any], connection: Connection, watcher: int) -> NoReturn:
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != watcher:  # it died before prctl, which then sends nothing
+            os._exit(1)
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)  # all cores are in use, and torch's thread pool does not survive the fork
         limit_memory(BYTES_PER_WORKER)

@@ -42,8 +42,15 @@ class Screened:
         return Screened(self.table.select(kept), self.splits[kept], self.images.select(kept), summary)
 
 
-def screen(table: ImageTable, splits: SplitNames, settings: Settings, progress: bool = True) -> Screened:
-    """Decode the images of a split table; leave out what the settings say, and count duplicates across splits."""
+def screen(
+    table: ImageTable, splits: SplitNames, settings: Settings, progress: bool = True,
+    fold: npt.NDArray[np.intp] | None = None,
+) -> Screened:  # fmt: skip
+    """Decode the images of a split table; leave out what the settings say, and count duplicates across splits.
+
+    With ``fold`` [N], -1 for no fold, images are predicted by a model fitted on the other folds: copies in these are
+    counted, too.
+    """
     images, broken = decode_readable(table, settings.short_side, settings.cache_folder, progress=progress)
     if broken and not settings.skip_unreadable:
         raise unreadable_images(broken, len(table))
@@ -55,21 +62,34 @@ def screen(table: ImageTable, splits: SplitNames, settings: Settings, progress: 
         for row, reason in broken.items()
     }
     screened = Screened(table, splits, images, DataSummary(notes=notes)).without(reasons)
-    copies = _Copies(screened)
+    if fold is not None:
+        fold = fold[[row for row in range(len(table)) if row not in reasons]]
+    copies = _Copies(screened, fold)
     if not settings.deduplicate:
         return screened.without({}, copies.across_splits())
-    screened = screened.without(copies.to_leave_out())
-    return screened.without({}, _Copies(screened).across_splits())
+    left_out = copies.to_leave_out()
+    if fold is not None:
+        fold = fold[[row for row in range(len(fold)) if row not in left_out]]
+    screened = screened.without(left_out)
+    return screened.without({}, _Copies(screened, fold).across_splits())
 
 
 class _Copies:
     """Which images are copies of each other: identical ones share a root, the first of them; near ones are pairs of
     roots."""
 
-    def __init__(self, screened: Screened) -> None:
+    def __init__(self, screened: Screened, fold: npt.NDArray[np.intp] | None = None) -> None:
         table, images = screened.table, screened.images
         self.names, self.splits = table.names, screened.splits
         self.rank = np.array([SPLITS.index(name) for name in screened.splits], dtype=np.int64)
+        # The set that an image belongs to, and for each set [S, S] those that its model was fitted on.
+        self.set, self.fitted_on = self.rank, np.zeros((len(SPLITS), len(SPLITS)), dtype=np.bool_)
+        self.fitted_on[1:, 0] = True
+        self.folded = fold is not None
+        if fold is not None:
+            folds = int(fold.max(initial=-1)) + 1
+            self.set, self.fitted_on = np.where(fold >= 0, fold, folds), ~np.eye(folds + 1, dtype=np.bool_)
+            self.fitted_on[:, folds] = False
         self.labels = [row.tobytes() for row in np.ascontiguousarray(table.labels)]
         hashed = images.hashed
         if hashed is None:
@@ -85,12 +105,13 @@ class _Copies:
 
     def across_splits(self) -> Duplicates:
         """Count the copies that are in more than one split."""
-        count, train = len(self.root), self.rank == 0
-        splits_of_root = np.zeros((count, len(SPLITS)), dtype=np.bool_)
-        splits_of_root[self.root, self.rank] = True
-        exact = splits_of_root[self.root, 0] & ~train
-        like_train = self._over_near(splits_of_root[:, 0], np.zeros(count, dtype=np.bool_))
-        near = like_train[self.root] & ~train & ~exact
+        count = len(self.root)
+        sets_of_root = np.zeros((count, len(self.fitted_on)), dtype=np.bool_)
+        sets_of_root[self.root, self.set] = True
+        fitted = self.fitted_on[self.set]
+        exact = np.asarray((sets_of_root[self.root] & fitted).any(axis=1))
+        sets_of_near = self._over_near(sets_of_root, np.zeros_like(sets_of_root)).astype(np.bool_)
+        near = np.asarray((sets_of_near[self.root] & fitted).any(axis=1)) & ~exact
         labels_of_root: dict[int, set[bytes]] = {}
         for root, label in zip(self.root.tolist(), self.labels, strict=True):
             labels_of_root.setdefault(root, set()).add(label)
@@ -101,7 +122,7 @@ class _Copies:
 
         return Duplicates(
             compared=count,
-            exact_groups=int((splits_of_root.sum(axis=1) > 1).sum()),
+            exact_groups=int((sets_of_root.sum(axis=1) > 1).sum()),
             label_conflicts=sum(len(labels) > 1 for labels in labels_of_root.values()),
             exact=per_split(exact),
             near=None if self.near is None else per_split(near),
@@ -109,14 +130,22 @@ class _Copies:
         )
 
     def to_leave_out(self) -> dict[int, str]:
-        """Return identical images with different labels, all of them; and each copy of an image of a later split, so
-        that val and test stay as they are."""
+        """Return identical images with different labels, all of them; each copy of an image of a later split, so that
+        val and test stay as they are; and all copies of an image in other folds but the first."""
         last = np.zeros(len(self.root), dtype=np.int64)
         np.maximum.at(last, self.root, self.rank)
         latest = np.maximum(last, self._over_near(last, np.zeros_like(last)))[self.root]
         found = {
             int(row): f"a copy is in the split {SPLITS[latest[row]]}" for row in np.flatnonzero(latest > self.rank)
         }
+        if self.folded:
+            test = len(self.fitted_on) - 1
+            first = self.set[self.root]  # the fold of the first of identical images
+            for one, other in [] if self.near is None else self.near.tolist():
+                if self.set[one] != self.set[other]:
+                    first[self.root == max(one, other)] = -1
+            others = np.flatnonzero((first != self.set) & (self.set != test))
+            found = {int(row): "a copy is in another fold" for row in others} | found
         first_label: dict[int, bytes] = {}
         conflicts = {
             root for root, label in zip(self.root.tolist(), self.labels, strict=True)
@@ -143,6 +172,6 @@ class _Copies:
             if near[row] and self.near is not None:
                 pairs = self.near[(self.near == self.root[row]).any(axis=1)]
                 roots = set(pairs.reshape(-1).tolist()) - roots
-            other = np.flatnonzero(np.isin(self.root, list(roots)) & (self.rank == 0))[0]
+            other = np.flatnonzero(np.isin(self.root, list(roots)) & self.fitted_on[self.set[row]][self.set])[0]
             found.append((self.names[row], self.names[other]))
         return tuple(found)

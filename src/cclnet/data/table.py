@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from cclnet.data.archives import ArchivedImages
 from cclnet.errors import InputError
 from cclnet.runs.predictions import SPLITS
 
@@ -94,7 +95,11 @@ class ImageTable:
 
     def select(self, rows: npt.NDArray[np.intp]) -> ImageTable:
         """Return the table of the given rows, in their order."""
-        images = self.images[rows] if isinstance(self.images, np.ndarray) else [self.images[i] for i in rows]
+        images: Sequence[Path] | npt.NDArray[np.uint8]
+        if isinstance(self.images, ArchivedImages):
+            images = self.images.select(rows)
+        else:
+            images = self.images[rows] if isinstance(self.images, np.ndarray) else [self.images[i] for i in rows]
         return replace(
             self, names=[self.names[i] for i in rows], images=images, labels=self.labels[rows],
             groups=None if self.groups is None else self.groups[rows],

@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from cclnet.data.sources import folders, isic, manifest, medmnist
-from cclnet.data.sources.source import Source, below, image_files, subfolders
+from cclnet.data.sources import folders, isic, manifest, medmnist, parquet_images, webdataset
+from cclnet.data.sources.source import Source, SourceNotes, below, finish, image_files, subfolders
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions, build_settings
@@ -21,6 +21,8 @@ SOURCES: dict[str, Source] = {
     "isic": isic.ISIC,
     "ham10000": isic.HAM10000,
     "medmnist": medmnist.SOURCE,
+    "webdataset": webdataset.SOURCE,
+    "parquet-images": parquet_images.SOURCE,
     "folders": folders.SOURCE,
     "manifest": manifest.SOURCE,
 }
@@ -31,7 +33,7 @@ _GENERAL = ("folders", "manifest")
 def open_data(path: str | Path, options: DataOptions | None = None, **named: Any) -> ImageTable:
     """Read the data set at ``path``, whichever of the known layouts it has.
 
-    ``path`` is a folder, a table or an .npz file; ``medmnist:NAME`` to download one; or ``synthetic`` and
+    ``path`` is a folder, a table, a tar, Parquet or .npz file; ``medmnist:NAME`` to download one; or ``synthetic`` and
     ``synthetic-multilabel``, also with settings (``synthetic:overlap=much,seed=3``). The layout is detected;
     ``source`` (a name in :data:`SOURCES`) decides if several fit. Options are those of
     :class:`~cclnet.settings.DataOptions`, as an object or by name. Images without a label and labels without an image
@@ -48,7 +50,8 @@ def open_data(path: str | Path, options: DataOptions | None = None, **named: Any
     path = Path(path).expanduser()
     if not os.path.exists(path):  # noqa: PTH110 (Path.exists raises an error for names that are too long)
         if kind in ("synthetic", "synthetic-multilabel"):
-            return _synthetic(kind, rest)
+            made = _synthetic(kind, rest)
+            return finish(made, SourceNotes(), options) if options.selects else made
         if kind == "medmnist":
             path = medmnist.download(rest)
     return _choose(path, options).read(path, options)
@@ -62,7 +65,7 @@ def _choose(path: Path, options: DataOptions) -> Source:
             raise unknown("source", options.source, SOURCES)
         return SOURCES[options.source]
     if options.describes_manifest:
-        return SOURCES["manifest"]
+        return SOURCES["parquet-images" if parquet_images.find(path) else "manifest"]
     found = {name: evidence for name, known in SOURCES.items() if (evidence := known.find(path))}
     fitting = {name: evidence for name, evidence in found.items() if name not in _GENERAL} or found
     if len(fitting) > 1:

@@ -174,8 +174,9 @@ def _column_of_files(rows: pd.DataFrame, folder: Path) -> str | None:
     for column in map(str, rows.columns):
         cells = [cell for cell in rows[column] if cell]
         named = len({cell for cell in cells if file_stem(cell) in stems})
-        # Ages and grades are no names, even where files are numbered: few of their values are different.
-        share[column] = named / len(cells) if cells and 2 * named >= len(cells) else 0.0
+        # Labels, ages and grades are no names, even where files are numbered: few of their values are different.
+        no_name = 2 * named < len(cells) or _normalise(column) in (*_LABEL, *_LABEL_IF_NO_OTHER)
+        share[column] = named / len(cells) if cells and not no_name else 0.0
     usual = [by_name[name] for name in _IMAGE if name in by_name and share[by_name[name]]]
     best = max(share, key=lambda column: share[column], default="")
     return usual[0] if usual else best if best and share[best] else None
@@ -288,7 +289,7 @@ def read_sheet(path: Path) -> pd.DataFrame:
         return _read_parquet(path)
     text = _decode(path, path.read_bytes())
     header, _, _ = text.partition("\n")
-    _refuse_many_columns(path, header.count(_delimiter(header)) + 1)
+    refuse_many_columns(path, header.count(_delimiter(header)) + 1)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(header))
     try:
         columns = [cell.strip() for cell in next(reader, [])]
@@ -316,7 +317,7 @@ def _read_sample(path: Path) -> pd.DataFrame:
             pyarrow = _pyarrow(path)
             batch = next(pyarrow.parquet.ParquetFile(path).iter_batches(_SAMPLE), None)
             cells = {} if batch is None else batch.to_pydict()
-            return pd.DataFrame({name: [_as_text(cell) for cell in column] for name, column in cells.items()})
+            return pd.DataFrame({name: [as_text(cell) for cell in column] for name, column in cells.items()})
         with path.open("rb") as file:
             lines = _decode(path, b"".join(file.readline(2**20) for _ in range(_SAMPLE + 1))).splitlines()
         header, *rows = csv.reader(lines, delimiter=_delimiter(lines[0] if lines else ""))
@@ -360,7 +361,7 @@ def _clean(cell: str) -> str:
     return "" if cell.lower() in _NO_VALUE else cell
 
 
-def _refuse_many_columns(path: Path, count: int) -> None:
+def refuse_many_columns(path: Path, count: int) -> None:
     if count > MAX_COLUMNS:
         raise InputError(f"{path} has {count:,} columns, more than the limit of {MAX_COLUMNS:,} for a table of labels.")
 
@@ -374,7 +375,7 @@ def _refuse_repeated_columns(path: Path, columns: list[str]) -> None:
 def _read_parquet(path: Path) -> pd.DataFrame:
     pyarrow = _pyarrow(path)
     try:
-        _refuse_many_columns(path, pyarrow.parquet.read_metadata(path).num_columns)
+        refuse_many_columns(path, pyarrow.parquet.read_metadata(path).num_columns)
         table = pd.read_parquet(path, engine="pyarrow")
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, InputError):
@@ -382,7 +383,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         raise InputError(f"{path} cannot be read as Parquet: {error}") from error
     columns = [str(name) for name in table.columns]
     _refuse_repeated_columns(path, columns)
-    cells = {name: [_as_text(cell) for cell in table.iloc[:, i].convert_dtypes()] for i, name in enumerate(columns)}
+    cells = {name: [as_text(cell) for cell in table.iloc[:, i].convert_dtypes()] for i, name in enumerate(columns)}
     return pd.DataFrame(cells, dtype=object)
 
 
@@ -394,10 +395,10 @@ def _pyarrow(path: Path) -> Any:
     return pyarrow
 
 
-def _as_text(cell: object) -> str:
+def as_text(cell: object) -> str:
     """Return a cell as text; a list of labels is joined with "|", as in CSV."""
     if isinstance(cell, list | tuple | np.ndarray):
-        return "|".join(_as_text(value) for value in cell)
+        return "|".join(as_text(value) for value in cell)
     return "" if cell is None or cell is pd.NA else _clean(str(cell))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ MAX_BYTES = 2**32  # of all images, which are made in memory
 SIMILARITY_WIDTH = 0.4
 MAX_LABELS = 4  # more do not fit side by side
 DECAY = 4.0  # factor by which co-occurrence falls with every step around the ring of classes
+DRAWN_GEOMETRIES = 100  # candidates for positions drawn at random
 RING_ORDERS = 300  # tried, to find one that is uncorrelated with the similarity
 
 
@@ -83,9 +85,10 @@ class SyntheticSettings(_SharedSettings):
     # False for equal classes, "isic2018" (or True) for the class ratios of ISIC 2018, or the share of each class.
     imbalance: bool | str | Sequence[float] = False
     images_per_group: int = 3  # maximum number of photographs of one lesion; about two thirds of the lesions have one
+    geometry: int = 0  # 0: the fixed class positions; any other number draws positions of its own
 
     def __post_init__(self) -> None:
-        self._check(images_per_group=(1, 100))
+        self._check(images_per_group=(1, 100), geometry=(0, 2**32 - 1))
         self.class_counts()
 
     def class_counts(self) -> npt.NDArray[np.int64]:
@@ -158,21 +161,61 @@ def class_names(num_classes: int) -> tuple[str, ...]:
     return tuple(letters[i] if i < 26 else letters[i // 26 - 1] + letters[i % 26] for i in range(num_classes))
 
 
-def class_positions(num_classes: int) -> npt.NDArray[np.float64]:
+def class_positions(num_classes: int, geometry: int = 0) -> npt.NDArray[np.float64]:
     """Return the class positions in appearance space, [K, 6], each axis from 0.1 to 0.9: an R sequence (multiples of
-    the powers of 1/g, g⁷ = g + 1) in which, from the fourth on, every other class is moved close to an earlier one."""
+    the powers of 1/g, g⁷ = g + 1) in which, from the fourth on, every other class is moved close to an earlier one.
+    Another ``geometry`` than 0 draws them at random, see :func:`_drawn_positions`."""
+    if geometry:
+        return _drawn_positions(num_classes, geometry).copy()
     golden = 1.0
     for _ in range(64):
         golden = (1 + golden) ** (1 / (len(AXES) + 1))
     steps = golden ** -np.arange(1.0, len(AXES) + 1)
     # With a start of 0.57 the similarity of seven classes is uncorrelated with their order and with ISIC2018_COUNTS.
     positions = 0.1 + 0.8 * ((0.57 + np.outer(np.arange(1, num_classes + 1), steps)) % 1)
-    for k in range(3, num_classes, 2):
+    return _with_close_pairs(positions)
+
+
+def _with_close_pairs(positions: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    for k in range(3, len(positions), 2):
         positions[k] = positions[k // 3] + 0.35 * (positions[k] - positions[k // 3])
     return positions
 
 
-def known_similarity(num_classes: int = 7) -> npt.NDArray[np.float64]:
+@functools.cache
+def _drawn_positions(num_classes: int, geometry: int) -> npt.NDArray[np.float64]:
+    """Uniform positions with close pairs, in random order. Of DRAWN_GEOMETRIES candidates the one whose similarity
+    correlates least with the order of the classes and, for seven classes, with the frequencies of ISIC 2018: else a
+    method that learns frequency would seem to learn similarity."""
+    generator, pairs = np.random.default_rng((geometry, num_classes)), np.triu_indices(num_classes, 1)
+    others = [np.abs(np.subtract.outer(np.arange(num_classes), np.arange(num_classes)))[pairs]]
+    if num_classes == len(ISIC2018_COUNTS):
+        others.append(np.add.outer(np.log(ISIC2018_COUNTS), np.log(ISIC2018_COUNTS))[pairs])
+    candidates = [
+        generator.permutation(_with_close_pairs(generator.uniform(0.1, 0.9, (num_classes, len(AXES)))))
+        for _ in range(DRAWN_GEOMETRIES)
+    ]
+    if len(pairs[0]) < 3:  # two classes are one pair: nothing to correlate
+        return candidates[0]
+
+    def largest_correlation(positions: npt.NDArray[np.float64]) -> float:
+        similarity = _similarity(positions)[pairs]
+        return max(abs(float(spearmanr(similarity, other).statistic)) for other in others)
+
+    return min(candidates, key=largest_correlation)
+
+
+def geometry_of(data: str) -> int:
+    """The geometry in the name of a synthetic set.
+
+    >>> geometry_of("synthetic:images=100,geometry=3"), geometry_of("synthetic")
+    (3, 0)
+    """
+    found = re.search(r"\bgeometry=(\d+)", data)
+    return int(found[1]) if found else 0
+
+
+def known_similarity(num_classes: int = 7, geometry: int = 0) -> npt.NDArray[np.float64]:
     """Return the true similarity of the classes, ``exp(−|a_i − a_j|² / 2w²)`` of their positions, w = 0.4, [K, K].
     Compare by rank only.
 
@@ -183,7 +226,10 @@ def known_similarity(num_classes: int = 7) -> npt.NDArray[np.float64]:
     """
     if problem := outside("num_classes", num_classes, 2, MAX_CLASSES):
         raise InputError(f"known similarity: {problem}")
-    positions = class_positions(num_classes)
+    return _similarity(class_positions(num_classes, geometry))
+
+
+def _similarity(positions: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     squared = ((positions[:, None] - positions[None, :]) ** 2).sum(axis=2)
     return np.exp(-squared / (2 * SIMILARITY_WIDTH**2))
 
@@ -191,7 +237,7 @@ def known_similarity(num_classes: int = 7) -> npt.NDArray[np.float64]:
 def _photographs(settings: SyntheticSettings) -> Iterator[tuple[str, str, int, Floats, Floats, Floats]]:
     """Yield name, group, label and the parameters of ``render`` for the images of each class in turn. Every lesion and
     view has its own generator, so an image depends only on seed, overlap, class and number."""
-    names, positions = class_names(settings.classes), class_positions(settings.classes)
+    names, positions = class_names(settings.classes), class_positions(settings.classes, settings.geometry)
     # As in the real set, each further photograph of a lesion is about a third as frequent.
     frequency = np.cumsum(3.0 ** -np.arange(settings.images_per_group))
     for label, count in enumerate(settings.class_counts().tolist()):
