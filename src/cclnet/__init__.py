@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from cclnet.head import CCLHead
     from cclnet.methods import METHODS, Loss, Method, build_method, register_method
     from cclnet.network import CCLNet
+    from cclnet.training.soft_label_classifier import SoftLabelClassifier
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "METHODS",
@@ -24,6 +25,7 @@ __all__ = [
     "InputError",
     "Loss",
     "Method",
+    "SoftLabelClassifier",
     "__version__",
     "build_method",
     "compare",
@@ -43,6 +45,7 @@ _MODULES = {
     "METHODS": "cclnet.methods",
     "Loss": "cclnet.methods",
     "Method": "cclnet.methods",
+    "SoftLabelClassifier": "cclnet.training.soft_label_classifier",
     "build_method": "cclnet.methods",
     "compare": "cclnet.api",
     "ensemble": "cclnet.api",

@@ -34,6 +34,9 @@ def run_settings(
     )
     if not preset and (recipe or not data):
         return make_settings({} if recipe else demo(), given)
+    from cclnet.training.checks import check_names
+
+    check_names(given)  # before timm is imported and the hub is asked for weights, which takes seconds
     choice = choose_preset(preset, given)
     if announce:
         _announce(choice.line)
@@ -70,7 +73,7 @@ def train(
         data: as for :func:`cclnet.open_data`; None trains on the embedded synthetic set with small settings.
         out: the run folder to create. Default: a free name in runs/.
         resume: continue the run in this folder with its own settings; only ``cache_dir`` may be given besides.
-        preset: "paper", "finetune", "quick" or "best". Default: "finetune" if pretrained weights can be had, else
+        preset: "paper", "finetune", "quick" or "best". Default: "finetune" if pretrained weights are available, else
             "paper"; none with a recipe or without data.
         recipe: a TOML file of settings, overridden by ``settings``.
         accelerator: "auto", "cpu" or "cuda".
@@ -190,8 +193,8 @@ def probe(
     """Fit a logistic regression on the frozen features of a pretrained backbone; write its run folder, with report,
     and return the folder.
 
-    Its predictions are out-of-fold: every image is predicted by a model that was not fitted on its fold. Penalty,
-    class weights and views are chosen inside the other folds. The model is fitted on all folds.
+    Its predictions are out-of-fold: every image is predicted by a model that was not fitted on its fold. Penalty
+    and class weights are chosen inside the other folds. The model is fitted on all folds.
 
     Args:
         data: as for :func:`cclnet.open_data`. A test split that comes with it is predicted by the model.

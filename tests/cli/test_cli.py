@@ -112,15 +112,15 @@ def test_train_with_data_options_then_resume_with_its_cache(manifest: Path) -> N
     new = invoke("train", manifest, *options(manifest), *TINY, "--cache-dir", folder / "cache", "--out", folder / "run")
     assert new.exit_code == 0, new.output
     assert (folder / "run" / "report.html").exists() and "accuracy" in new.output
-    assert any((folder / "cache").rglob("index.npz"))
+    assert any((folder / "cache").rglob("shard-*.bin"))
     text = (folder / "run" / "settings.toml").read_text()
     assert f'cache_dir = "{folder / "cache"}"' in text and 'split_column = "when"' in text
     (folder / "cache").rename(folder / "moved")
     again = invoke("train", "--resume", folder / "run", "--accelerator", "cpu", "--quiet")
     assert again.exit_code == 0, again.output
-    assert any((folder / "cache").rglob("index.npz"))  # decoded into the folder the run was started with
+    assert any((folder / "cache").rglob("shard-*.bin"))  # decoded into the folder the run was started with
     other = invoke("train", "--resume", folder / "run", "--accelerator", "cpu", "--cache-dir", folder / "other")
-    assert other.exit_code == 0 and any((folder / "other").rglob("index.npz"))
+    assert other.exit_code == 0 and any((folder / "other").rglob("shard-*.bin"))
 
 
 def test_compare_methods_with_data_options(manifest: Path) -> None:
@@ -129,7 +129,7 @@ def test_compare_methods_with_data_options(manifest: Path) -> None:
     done = invoke("compare-methods", manifest, *options(manifest), *tiny, "--out", out, "--cache-dir", cache)
     assert done.exit_code == 0, done.output
     assert (out / "comparison.html").exists()
-    assert any(cache.rglob("index.npz"))
+    assert any(cache.rglob("shard-*.bin"))
 
 
 def test_resume_takes_no_other_settings(tmp_path: Path) -> None:

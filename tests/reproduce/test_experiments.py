@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from cclnet import InputError
+from cclnet.cli import app
 from cclnet.functional import collapse_point
 from cclnet.reproduce import experiments
 from cclnet.reproduce.experiments import (
@@ -26,6 +28,7 @@ from cclnet.reproduce.experiments import (
     unique,
 )
 from cclnet.sweep.cells import parse_shard
+from made_paper_results import made_result
 
 
 def test_each_table_has_its_cells_and_they_share_one() -> None:
@@ -139,6 +142,32 @@ def test_all_is_what_the_pages_report_and_the_most_important_comes_first() -> No
     assert {cell.name for part in parts for cell in cells_of(part)} <= set(names)
     assert not any(name.startswith("tune") for name in names)  # choices are made, not run again
     assert [name.split("-")[1] for name in names[:6]] == ["resnet18"] * 6
+
+
+def test_complete_has_several_seeds_in_every_cell_and_all_folds() -> None:
+    cells = cells_of(request("complete"))
+    names = [cell.name for cell in cells]
+    assert len(names) == len(set(names)) and {cell.name for cell in cells_of(request("all"))} <= set(names)
+    for method in ("hard", "lsr-u1", "lsr-u5", "ccl"):
+        assert {f"paper-resnet18-{method}-seed{seed}" for seed in range(8)} <= set(names)
+        assert {f"paper-mobilenetv2_100-{method}-seed{seed}" for seed in range(3)} <= set(names)
+        assert {f"lesion-resnet18-{method}-fold{k}-seed{seed}" for k in range(5) for seed in (0, 1)} <= set(names)
+    assert {f"paper-{b}-lsr-a5-seed1" for b in ("resnet18", "efficientnet_b0", "mobilenetv2_100")} <= set(names)
+    assert {f"paper-resnet18-ccl-lr{rate}-seed2" for rate in ("0.0001", "0.001", "0.005", "0.01", "0.05")} <= set(names)
+    fold = next(cell for cell in cells if cell.name == "lesion-resnet18-hard-fold3-seed1")
+    split = fold.settings(read_recipes()["lesion"], "isic").split
+    assert (split.by, split.folds, split.fold, split.seed) == ("group", 5, 3, 0)
+
+
+def test_a_dry_run_lists_what_is_finished_and_runs_nothing(tmp_path: Path) -> None:
+    made_result(tmp_path, PaperCell(method="hard"), wrong=3)
+    arguments = ["reproduce", "complete", "--dry-run", "--out", str(tmp_path / "out"), "--results",
+                 str(tmp_path / "results")]  # fmt: skip
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "finished  paper-resnet18-hard-seed0" in done.output
+    assert "to run    lesion-resnet18-lsr-u1-fold4-seed1" in done.output and "1 of 140 runs are finished" in done.output
+    assert not (tmp_path / "out").exists()
 
 
 def test_cells_by_name_come_in_the_order_asked_for() -> None:

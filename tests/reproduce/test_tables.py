@@ -19,8 +19,8 @@ from cclnet import InputError
 from cclnet.cli import app
 from cclnet.evaluation.compare import Comparison, verdict
 from cclnet.reproduce import seeds as seeds_module
-from cclnet.reproduce.experiments import BACKBONES, NO_FREEZE_RATES, TABLE2, PaperCell, no_freeze, published
-from cclnet.reproduce.seeds import PaperResult, SeedStatistics, correct_together, read_results, seeds_of
+from cclnet.reproduce.experiments import BACKBONES, NO_FREEZE_RATES, TABLE2, PaperCell, folds, no_freeze, published
+from cclnet.reproduce.seeds import PaperResult, SeedStatistics, correct_together, pooled, read_results, seeds_of
 from cclnet.reproduce.tables import (
     NOT_RUN,
     OUR_SCORES,
@@ -28,6 +28,8 @@ from cclnet.reproduce.tables import (
     check_has_results,
     cost_grid,
     fill_markers,
+    folds_grid,
+    paper_grids,
     rivals_grid,
     seed_variance,
     table1_grid,
@@ -36,6 +38,7 @@ from cclnet.reproduce.tables import (
     table2_rows,
     write_paper,
 )
+from cclnet.runs.kept_result import write_kept_predictions, write_kept_result
 from made_paper_results import made_result
 
 WRONG = {"ccl": (3, 6), "hard": (12, 18), "lsr-u5": (12,)}  # of 60, for the seeds 0 and 1
@@ -295,3 +298,35 @@ def test_a_document_without_markers_is_told() -> None:
 def test_filling_twice_changes_nothing() -> None:
     once = fill_markers("<!-- a --><!-- /a -->", {"a": "| x \\1 |"})
     assert fill_markers(once, {"a": "| x \\1 |"}) == once and "| x \\1 |" in once
+
+
+def made_folds(folder: Path, counts: dict[str, int]) -> list[PaperResult]:
+    """Results of two folds' worth of distinct images per fold, with so many errors per method."""
+    made = []
+    for cell in folds((0, 1)):
+        if cell.method in counts:
+            kept = made_result(folder, cell, counts[cell.method] + cell.seed)
+            own = kept.read_predictions()
+            named = replace(
+                own,
+                images=np.char.add(f"{cell.variant}-", own.images),
+                groups=None if own.groups is None else np.char.add(f"{cell.variant}-", own.groups),
+            )
+            kept = replace(kept, image_table=write_kept_predictions(kept.path, named).name)
+            write_kept_result(kept)
+            made.append(kept)
+    return made
+
+
+def test_folds_are_compared_on_every_image_once(tmp_path: Path) -> None:
+    results = made_folds(tmp_path, {"ccl": 3, "hard": 9})
+    whole = pooled([r.read_predictions() for r in results if (r.cell.method, r.cell.seed) == ("ccl", 0)])
+    assert len(whole) == 5 * 60 and len(set(whole.images.tolist())) == 300
+    seeds = SeedStatistics(tmp_path / "results")
+    grid = folds_grid(results, seeds)
+    assert grid is not None
+    [(pair, count, accuracy, *_)] = grid.rows
+    assert pair == ("CCL-Net − Baseline",) and count == ("2",) and accuracy[0] == "+10.0"
+    assert folds_grid(results[1:], seeds) is not None  # the other seed is complete
+    assert folds_grid([r for r in results if r.cell.variant != "fold3"], seeds) is None
+    assert "folds" in paper_grids(results, seeds) and "folds" not in paper_grids(results[:3], seeds)

@@ -55,6 +55,15 @@ def test_every_flipped_bit_is_noticed_until_it_is_accepted(file: Path, bit: int)
     check_file(file)
 
 
+def test_what_was_read_is_what_is_checked(file: Path) -> None:
+    content = file.read_bytes()
+    check_file(file, content)
+    with pytest.raises(InputError, match="SHA-256"):
+        check_file(file, content[:-1] + bytes([content[-1] ^ 1]))
+    file.write_text("replaced after it was read")
+    check_file(file, content)
+
+
 def test_a_fault_comes_before_the_error_that_it_causes(file: Path) -> None:
     file.write_text("damaged")
     with pytest.raises(InputError, match="SHA-256"), checking(file):

@@ -124,7 +124,7 @@ def test_the_command_runs_compares_and_goes_on_after_a_failure(tmp_path: Path) -
     assert "1 runs done and 0 had their result already" in done.output
     assert "failed: label-relaxation-seed3: " in done.output  # it cannot take mixed images
     kept = {path.name for path in tmp_path.iterdir()}
-    assert {"hard-seed3.json", "hard-seed3.predictions.csv.bz2", "comparison.html", "log.jsonl", "runs"} <= kept
+    assert {"hard-seed3.json", "hard-seed3.predictions.npy.xz", "comparison.html", "log.jsonl", "runs"} <= kept
 
 
 def table(several_labels: bool = False) -> ImageTable:

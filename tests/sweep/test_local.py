@@ -19,8 +19,10 @@ from cclnet.errors import Interrupted
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.settings import make_settings
 from cclnet.sweep.cells import Cell, SweepContext, SweepLog, SweepSummary
-from cclnet.sweep.local import OutOfTime, SweepProgress, evaluate_cell, run_cells, train_cell
+from cclnet.sweep.executors import SweepProgress
+from cclnet.sweep.local import run_cells
 from cclnet.sweep.results import read_results
+from cclnet.sweep.run_cell import OutOfTime, evaluate_cell, train_cell
 from made_runs import made_result, made_run
 
 

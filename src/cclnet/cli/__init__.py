@@ -28,18 +28,37 @@ app = typer.Typer(
 )
 
 # Arguments and options of several commands.
-SOURCES = "Folder, CSV, Parquet, .npz, medmnist:NAME or synthetic."
+SOURCES = "Folder, CSV, Parquet, tar, .npz, medmnist:NAME or synthetic."
 Data = Annotated[str, typer.Argument(help=f"{SOURCES} Default: a small demo run.")]
 MovedData = Annotated[str | None, typer.Option(help="Where the images are, if they have moved since training.")]
 Draws = Annotated[int, typer.Option(min=2, help="Bootstrap draws for the intervals.")]
 Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-_PRESET = "paper, finetune, quick or best. Default: finetune if pretrained weights can be had, else paper."
+_PRESET = "paper, finetune, quick, best or a .toml. Default: finetune if pretrained weights are available, else paper."
 Preset = Annotated[str, typer.Option(help=_PRESET)]
 Refuse = Annotated[
     float | None,
-    typer.Option(min=0, max=0.5, help="Refuse images less typical than all but this share of held-out ones; 0: none. "
+    typer.Option(min=0, max=0.5, help="Refuse images as unusual as this share of the held-out ones; 0: none. "
                  "Default: 0.01."),
 ]  # fmt: skip
+# Options of sweeps, as SweepOptions has them.
+MaxMinutes = Annotated[float, typer.Option(help="Limit for everything; the same command continues later.")]
+Parallel = Annotated[
+    int, typer.Option(help="Runs at once on this machine, spread over the GPUs or sharing the cores. Ray decides by "
+                      "the resources of a run.")
+]  # fmt: skip
+Shard = Annotated[str, typer.Option(help="i/n: this is machine i of n that share the runs.")]
+StallMinutes = Annotated[float, typer.Option(help="Restart a run that makes no progress for so long.")]
+Executor = Annotated[str, typer.Option(help="local: this machine; ray: a Ray cluster.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Of the Ray cluster: auto (the one this node belongs to) or HOST:PORT. Default: Ray is started "
+                 "on this machine."),
+]  # fmt: skip
+CellCpus = Annotated[float | None, typer.Option(help="Ray: CPUs of each run. Default: 1.")]
+CellGpus = Annotated[
+    float | None, typer.Option(help="Ray: GPUs of each run, 0.25 for four runs on one. Default: 1 if there are any.")
+]
+CellMemory = Annotated[float | None, typer.Option(help="Ray: memory of each run in GB. Default: not reserved.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
@@ -155,14 +174,16 @@ def _register_commands() -> None:
     from cclnet.cli.predict_command import predict
     from cclnet.cli.presets_command import presets_app
     from cclnet.cli.probe_command import probe
+    from cclnet.cli.push_command import push
     from cclnet.cli.reproduce_command import reproduce
     from cclnet.cli.serve_command import serve
     from cclnet.cli.train_command import train
+    from cclnet.cli.tune_command import tune
     from cclnet.cli.verify_command import verify
 
     evaluation = (evaluate, compare, compare_methods, doubts)
-    training = (train, probe, ensemble, benchmark)
-    for command in (*training, *evaluation, serve, predict, export, verify, reproduce, methods):
+    training = (train, tune, probe, ensemble, benchmark)
+    for command in (*training, *evaluation, serve, predict, export, push, verify, reproduce, methods):
         app.command()(command)
     app.add_typer(data_app, name="data")
     app.add_typer(presets_app, name="presets")

@@ -7,7 +7,23 @@ from typing import Annotated, Any
 
 import typer
 
-from cclnet.cli import Accelerator, Data, Draws, Preset, parse_seeds, with_settings
+from cclnet.cli import (
+    Accelerator,
+    Address,
+    CellCpus,
+    CellGpus,
+    CellMemory,
+    Data,
+    Draws,
+    Executor,
+    MaxMinutes,
+    Parallel,
+    Preset,
+    Shard,
+    StallMinutes,
+    parse_seeds,
+    with_settings,
+)
 from cclnet.settings import Settings
 
 Primary = Annotated[str | None, typer.Option(help="The score of the overall verdict. Default: accuracy.")]
@@ -37,10 +53,15 @@ def compare_methods(
     primary: Primary = None,
     preset: Preset = "",
     recipe: Annotated[Path | None, typer.Option(help="Settings from a TOML file.")] = None,
-    max_minutes: Annotated[float, typer.Option(help="Limit for everything; the same command continues later.")] = 0.0,
-    parallel: Annotated[int, typer.Option(help="Runs at once, spread over the GPUs or sharing the cores.")] = 1,
-    shard: Annotated[str, typer.Option(help="i/n: this is machine i of n that share the runs.")] = "1/1",
-    stall_minutes: Annotated[float, typer.Option(help="Restart a run that makes no progress for so long.")] = 10.0,
+    max_minutes: MaxMinutes = 0.0,
+    parallel: Parallel = 1,
+    shard: Shard = "1/1",
+    stall_minutes: StallMinutes = 10.0,
+    executor: Executor = "local",
+    address: Address = None,
+    cell_cpus: CellCpus = None,
+    cell_gpus: CellGpus = None,
+    cell_memory: CellMemory = None,
     draws: Draws = 1000,
     accelerator: Accelerator = "auto",
     **settings: Any,
@@ -53,8 +74,9 @@ def compare_methods(
 
     chosen = run_settings(data or None, recipe, settings, preset, announce=True)
     from cclnet.sweep import compare_methods as sweep
-    from cclnet.sweep.cells import parse_shard
+    from cclnet.sweep.cells import choose_executor, parse_shard
 
+    ray = choose_executor(executor, address=address, cell_cpus=cell_cpus, cell_gpus=cell_gpus, cell_memory=cell_memory)
     request = sweep.Request(
         settings=chosen,
         out=out,
@@ -68,6 +90,7 @@ def compare_methods(
         parallel=parallel,
         shard=parse_shard(shard),
         stall_minutes=stall_minutes,
+        ray=ray,
         accelerator=accelerator,
         cache_dir=chosen.cache_folder,
     )

@@ -24,9 +24,10 @@ def predict(
     images: Annotated[list[str], typer.Argument(help="Image files, folders of them, or one table (CSV) or data set.")],
     out: Annotated[Path, typer.Option(help="The table to write.")] = Path("predictions.csv"),
     coverage: Annotated[float | None, typer.Option(help="Abstain so that this share of images is kept: 0.9")] = None,
-    risk: Annotated[float | None, typer.Option(help="Abstain so that this share of those kept is wrong: 0.05")] = None,
+    risk: Annotated[float | None, typer.Option(help="At most this share of the kept images is wrong: 0.05")] = None,
     sets: Annotated[
-        str | None, typer.Option(help="Sets with the true class at this probability: 0.9, raps:0.9")
+        str | None,
+        typer.Option(help="Add sets that have the true class with this probability: 0.9, raps:0.9"),
     ] = None,
     refuse: Refuse = None,
     explain: Annotated[Path | None, typer.Option(help="Folder for class activation maps.")] = None,

@@ -11,9 +11,9 @@ from cclnet.cli import SOURCES, Accelerator, Quiet, with_settings
 from cclnet.settings import Settings
 
 USED = (
-    "backbone", "pretrained", "weights", "folds", "method", "tta", "short_side", "cache_dir", "decision", "cost",
-    "image_column", "label_column", "group_column", "split_column", "label_separator", "image_folder", "source",
-    "strict", "follow_links", "seed",
+    "backbone", "pretrained", "weights", "folds", "method", "pooling", "tta", "short_side", "cache_dir", "decision",
+    "cost", "by", "image_column", "label_column", "group_column", "split_column", "label_separator", "image_folder",
+    "source", "strict", "follow_links", "skip_unreadable", "deduplicate", "seed",
 )  # fmt: skip
 
 

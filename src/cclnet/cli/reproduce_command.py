@@ -8,11 +8,24 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cclnet.cli import Accelerator, parse_list, parse_seeds
+from cclnet.cli import (
+    Accelerator,
+    Address,
+    CellCpus,
+    CellGpus,
+    CellMemory,
+    Executor,
+    MaxMinutes,
+    Parallel,
+    Shard,
+    StallMinutes,
+    parse_list,
+    parse_seeds,
+)
 
 WHAT = (
-    "all: all that docs/reproduce.md reports, with its seeds and splits; or table1, table2, figures. verify: recompute "
-    "every figure of --results from the kept predictions."
+    "all: all that docs/reproduce.md reports, with its seeds and splits; complete: all with more seeds, and folds; or "
+    "table1, table2, figures, folds. verify: recompute every figure of --results from the kept predictions."
 )
 ONLY = "Runs by name, in this order: 'paper-resnet18-*,*-ccl-seed1'. Default: all."
 
@@ -26,12 +39,18 @@ def reproduce(
     backbones: Annotated[str, typer.Option(help="Backbones of table1, separated by commas.")] = "",
     methods: Annotated[str, typer.Option(help="Methods of table1, separated by commas.")] = "",
     split: Annotated[str, typer.Option(help="paper, or lesion: no lesion in two splits.")] = "paper",
-    max_minutes: Annotated[float, typer.Option(help="Limit for everything; the same command continues later.")] = 0.0,
-    parallel: Annotated[int, typer.Option(help="Runs at once, spread over the GPUs.")] = 1,
+    max_minutes: MaxMinutes = 0.0,
+    parallel: Parallel = 1,
     only: Annotated[str, typer.Option(help=ONLY)] = "",
-    shard: Annotated[str, typer.Option(help="i/n: this is machine i of n that share the runs.")] = "1/1",
-    stall_minutes: Annotated[float, typer.Option(help="Restart a run that makes no progress for so long.")] = 10.0,
+    shard: Shard = "1/1",
+    stall_minutes: StallMinutes = 10.0,
+    executor: Executor = "local",
+    address: Address = None,
+    cell_cpus: CellCpus = None,
+    cell_gpus: CellGpus = None,
+    cell_memory: CellMemory = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Everything, tiny, on synthetic images.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, finished or not; run nothing.")] = False,
     tables_only: Annotated[bool, typer.Option("--tables-only", help="Only write the tables of the results.")] = False,
     documents: Annotated[bool, typer.Option("--documents", help="Also update docs/ and README.md.")] = False,
     recipes: Annotated[Path | None, typer.Option(help="Folder of paper.toml and lesion.toml.")] = None,
@@ -42,7 +61,7 @@ def reproduce(
     from cclnet.reproduce import experiments
     from cclnet.reproduce.tables import check_has_results, write_documents
     from cclnet.reproduce.verdict import paper_blocks
-    from cclnet.sweep.cells import parse_shard
+    from cclnet.sweep.cells import choose_executor, parse_shard
 
     folder = results or out / "results"
     console = Console()
@@ -53,6 +72,9 @@ def reproduce(
     if tables_only:
         experiments.print_pages(experiments.write_again(what, split, folder), console)
     else:
+        ray = choose_executor(
+            executor, address=address, cell_cpus=cell_cpus, cell_gpus=cell_gpus, cell_memory=cell_memory
+        )
         request = experiments.Request(
             what=tuple(what),
             data=data,
@@ -67,11 +89,16 @@ def reproduce(
             only=parse_list(only),
             shard=parse_shard(shard),
             stall_minutes=stall_minutes,
+            ray=ray,
             smoke=smoke,
+            dry_run=dry_run,
             recipes=recipes or experiments.RECIPES,
             accelerator=accelerator,
             cache_dir=cache_dir,
         )
+        if dry_run:
+            experiments.list_cells(request, console)
+            return
         exit_code = experiments.reproduce(request, console).exit_code
     if documents:
         check_has_results(folder)

@@ -14,9 +14,10 @@ from rich.console import Console
 from cclnet.errors import InputError, unknown
 from cclnet.settings import Settings, make_settings, read_settings
 from cclnet.sweep.cells import IGNORED_SETTINGS, Cell, SweepOptions, SweepSummary
-from cclnet.sweep.local import run_sweep
+from cclnet.sweep.executors import run_sweep
+from cclnet.sweep.results import check_results
 
-EXPERIMENTS = ("all", "table1", "table2", "figures")
+EXPERIMENTS = ("all", "complete", "folds", "table1", "table2", "figures")
 MOVED = ("similarity", "looks", "tune", "tune-similarity", "tune-looks", "uses")
 BACKBONES = {"resnet18": "ResNet-18", "efficientnet_b0": "EfficientNet-B0", "mobilenetv2_100": "MobileNetV2"}
 METHODS = {
@@ -28,6 +29,8 @@ LR_CCL = 0.0005  # learning rate of the head where it is not varied
 RECIPES = Path(__file__).with_name("recipes")
 SPLITS = ("paper", "lesion")
 COMPARED = ("hard", "lsr-u5", "ccl")  # the methods that are run with several seeds and on both splits
+RIVALS = ("ccl", "hard", "lsr-u1", "lsr-u5")  # compared with each other in pairs
+FOLDS = 5
 NO_FREEZE = {"method_settings": {"patience": 1_000_000}}  # the freeze rule never applies
 NO_FREEZE_RATES = (0.005, 0.05)
 SMOKE_DATA = "synthetic:images=84,size=36"
@@ -145,6 +148,34 @@ def everything() -> list[PaperCell]:
     ])  # fmt: skip
 
 
+def folds(seeds: Sequence[int] = (0, 1)) -> list[PaperCell]:
+    """RIVALS on resnet18 in cross-validation by lesion: with all folds of a seed every image is predicted once, by a
+    network that was not trained on its lesion."""
+    return [
+        PaperCell(
+            method=m, seed=seed, split="lesion", variant=f"fold{k}", changes={"split": {"folds": FOLDS, "fold": k}}
+        )
+        for seed in seeds
+        for k in range(FOLDS)
+        for m in RIVALS
+    ]
+
+
+def complete() -> list[PaperCell]:
+    """All cells of a design whose every cell has several seeds, the most important first: Table 1 on resnet18 with
+    eight, on the other backbones with three, LSR-a1 and LSR-a5 with two, the folds by lesion with two,
+    Table 2 with three."""
+    eight, others = tuple(range(8)), [backbone for backbone in BACKBONES if backbone != "resnet18"]
+    return unique([
+        *table1(eight, ("resnet18",), RIVALS),
+        *table1((0, 1), methods=("lsr-a1", "lsr-a5")),
+        *table1((0, 1, 2), others, RIVALS),
+        *folds(),
+        *table2((0, 1, 2)),
+        *everything(),
+    ])  # fmt: skip
+
+
 def unique(cells: Sequence[PaperCell]) -> list[PaperCell]:
     """Each cell once, however many tables use it."""
     return list({cell.name: cell for cell in cells}.values())
@@ -173,6 +204,7 @@ class Request(SweepOptions):
     split: str = "paper"
     only: tuple[str, ...] = ()  # names of cells, with * and ?, in the order in which to run them
     smoke: bool = False
+    dry_run: bool = False
     recipes: Path = RECIPES
 
     def __post_init__(self) -> None:
@@ -180,7 +212,8 @@ class Request(SweepOptions):
         check_names(self.what, self.split)
         if (self.backbones or self.methods) and self.what != ("table1",):
             raise InputError("backbones and methods select cells of table1: leave them out, or ask for table1 alone.")
-        check_data(self.data, self.smoke)
+        if not self.dry_run:
+            check_data(self.data, self.smoke)
 
 
 def check_data(data: str, smoke: bool) -> None:
@@ -204,11 +237,27 @@ def cells_of(request: Request) -> list[PaperCell]:
     for name in request.what:
         if name == "all":  # with the seeds and splits that are reported
             chosen += everything()
+        elif name == "complete":  # with its own seeds too
+            chosen += complete()
+        elif name == "folds":
+            chosen += folds(seeds)
         elif name == "table1":
             chosen += table1(seeds, request.backbones or tuple(BACKBONES), request.methods or tuple(METHODS), split)
         else:
             chosen += {"table2": table2, "figures": figures}[name](seeds, split)
     return select(unique(chosen), request.only)
+
+
+def list_cells(request: Request, console: Console) -> None:
+    """Print the requested cells, and which of them have a result of the same settings; run nothing."""
+    recipes = read_recipes(request.recipes)
+    data = SMOKE_DATA if request.smoke else request.data
+    cells = [cell.cell(recipes[cell.split], data, request.smoke) for cell in cells_of(request)]
+    own = request.own_shard(cells)
+    finished = check_results(own, request.context(time.time()))
+    for cell in own:
+        console.print(f"{'finished' if cell.name in finished else 'to run  '}  {cell.name}", highlight=False)
+    console.print(f"{len(finished)} of {len(own)} runs are finished, {len(own) - len(finished)} are to run.")
 
 
 def reproduce(request: Request, console: Console) -> SweepSummary:

@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import hashlib
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from cclnet.evaluation import statistics
 from cclnet.evaluation.compare import Comparison, MetricTest, PercentileTest, compare, decide, verdict
 from cclnet.evaluation.metrics import find
 from cclnet.evaluation.statistics import Spread
 from cclnet.files import read_json_bz2, write_json_bz2
-from cclnet.reproduce.experiments import METHODS, PAPER_SCORES, PaperCell
+from cclnet.reproduce.experiments import FOLDS, METHODS, PAPER_SCORES, RIVALS, PaperCell, folds
 from cclnet.runs.kept_result import KeptResult
+from cclnet.runs.predictions import Predictions, write_predictions
 from cclnet.schema import to_plain
 from cclnet.sweep import results as kept_results
 from cclnet.sweep.results import rounded
 
-RULES = 4  # version of the evaluation: raise it when the same predictions get other statistics
+RULES = 5  # version of the evaluation: raise it when the same predictions get other statistics
 RANKING = ("macro_auroc", "auroc:MEL", "aurc")  # MEL: melanoma, the class that matters most on ISIC 2018
 METRICS = (*PAPER_SCORES, "balanced_accuracy", *RANKING, "nll", "ece", "ece_calibrated")
-RIVALS = ("ccl", "hard", "lsr-u1", "lsr-u5")
+MAX_SEEDS = 100  # of the folds
 FEW = 3  # a cell with fewer seeds takes the seed variance of its table
 SHOWN = ("difference", "low", "high")  # not rounded here: rounding twice could contradict the verdict
 TEST = (*SHOWN, "p", "p_holm", "evidence", "better", "seed_differences", "detectable", "verdict")
@@ -109,6 +113,23 @@ class SeedStatistics:
         cell = chosen[METHODS["ccl"]][0].cell
         return self._compared(f"rivals on {cell.split}, {cell.backbone}", chosen)
 
+    def compare_folds(self, results: Sequence[PaperResult]) -> dict[str, Any] | None:
+        """RIVALS in pairs on the out-of-fold predictions of every image, over the seeds of which all have all folds;
+        None if CCL-Net or all others are missing."""
+        wanted = {(cell.method, cell.seed, cell.variant) for cell in folds(range(MAX_SEEDS))}
+        own = {(r.cell.method, r.cell.seed, r.cell.variant): r for r in results if r.cell.split == "lesion"}
+        of_method: dict[str, dict[int, list[PaperResult]]] = {}
+        for method, seed in sorted({(m, seed) for m, seed, _ in own.keys() & wanted}):
+            runs = [own[key] for key in sorted(wanted) if key[:2] == (method, seed) and key in own]
+            if len(runs) == FOLDS:
+                of_method.setdefault(method, {})[seed] = runs
+        seeds = sorted(set.intersection(*map(set, of_method.values()))) if of_method else []
+        if "ccl" not in of_method or len(of_method) < 2 or not seeds:
+            return None
+        chosen = {METHODS[m]: [of_method[m][seed] for seed in seeds] for m in RIVALS if m in of_method}
+        together = [run for sets in chosen.values() for runs in sets for run in runs]
+        return self._cached("rivals out of fold, resnet18", together, lambda: _pairs(_compare_pooled(chosen)))
+
     def compare_with(
         self, groups: Mapping[str, Sequence[PaperResult]], reference: str, title: str
     ) -> dict[str, Any] | None:
@@ -145,6 +166,31 @@ class SeedStatistics:
 
 def _compare(groups: Mapping[str, Sequence[PaperResult]], reference: str | None = None) -> Comparison:
     return compare({name: [result.path for result in results] for name, results in groups.items()}, reference)
+
+
+def _compare_pooled(groups: Mapping[str, Sequence[Sequence[PaperResult]]]) -> Comparison:
+    """Compare methods on the predictions of all folds together, paired by seed."""
+    with tempfile.TemporaryDirectory() as scratch:
+        paths: dict[str, list[str | Path]] = {}
+        for number, (name, sets) in enumerate(groups.items()):
+            for seed, runs in enumerate(sets):
+                path = Path(scratch) / f"method{number}-seed{seed}.csv"
+                write_predictions(path, pooled([run.read_predictions() for run in runs]))
+                paths.setdefault(name, []).append(path)
+        return compare(paths)
+
+
+def pooled(parts: Sequence[Predictions]) -> Predictions:
+    """The predictions of several folds as those of one split."""
+    groups = [part.groups for part in parts if part.groups is not None]
+    return replace(
+        parts[0],
+        images=np.concatenate([part.images for part in parts]),
+        labels=np.concatenate([part.labels for part in parts]),
+        probabilities=np.concatenate([part.probabilities for part in parts]),
+        groups=np.concatenate(groups) if len(groups) == len(parts) else None,
+        splits=None,
+    )
 
 
 def _mean(results: Sequence[PaperResult]) -> dict[str, Any]:

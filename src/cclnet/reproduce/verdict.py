@@ -14,6 +14,7 @@ from cclnet.reproduce.tables import (
     markdown,
     number,
     paper_grids,
+    part_of,
     points_field,
     runs_text,
     table1_grid,
@@ -80,7 +81,18 @@ def verdict_text(results: Sequence[PaperResult], seeds: SeedStatistics) -> str:
 def paper_blocks(results: Path, seeds: SeedStatistics | None = None) -> dict[str, dict[str, str]]:
     """The generated blocks of each document, by document and marker."""
     found, seeds = read_results(results), seeds or SeedStatistics(results)
-    blocks = {name: markdown(*content) for name, content in paper_grids(found, seeds).items()}
-    short = table1_grid(found, seeds, scores=("accuracy", "kappa", "macro_auroc"), backbones=("resnet18",))
-    reproduction = {**blocks, "runs": runs_text(found), "verdict": verdict_text(found, seeds)}
-    return {"docs/reproduce.md": reproduction, "README.md": {"table1": markdown(short)}}
+    grids = paper_grids(found, seeds)
+    [rivals] = grids["rivals"]
+    blocks = {name: markdown(*content) for name, content in grids.items()}
+    blocks.setdefault("folds", "Not run yet; `cclnet reproduce complete` runs them.")
+    short = markdown(table1_grid(found, seeds, scores=("accuracy", "kappa", "macro_auroc"), backbones=("resnet18",)))
+    verdict = {
+        "verdict": verdict_text(found, seeds),
+        "table1 resnet18": short,
+        "rivals resnet18": markdown(
+            part_of(rivals, ("Split", *rivals.columns[2:-1]), Backbone=BACKBONES["resnet18"], Pair=METHODS["ccl"])
+        ),
+        "table2": blocks.pop("table2"),
+    }
+    tables = {**blocks, "runs": runs_text(found)}
+    return {"docs/reproduce.md": verdict, "docs/tables_paper.md": tables, "README.md": {"table1": short}}

@@ -24,9 +24,6 @@ from cclnet.schema import to_plain
 from cclnet.sweep.results import headline_scores
 
 TOLERANCE = 2e-6  # kept figures have six decimals
-# Ends of intervals of calibration errors: a probability on the border of a bin may fall on either side of it, by the
-# last bit of the machine's arithmetic. Tables show three decimals.
-INTERVAL_TOLERANCE = 1e-4
 _FIGURE = re.compile(r"(?<![\w.])[−+-]?\d[\d,]*(?:\.\d+)?")
 
 
@@ -43,8 +40,7 @@ class Verification:
         self.figures += len(ours.keys() | theirs.keys())
         for name in sorted(ours.keys() | theirs.keys()):
             a, b = ours.get(name), theirs.get(name)
-            tolerance = INTERVAL_TOLERANCE if name.endswith((".low", ".high")) else TOLERANCE
-            if a is None or b is None or abs(a - b) > tolerance:
+            if a is None or b is None or abs(a - b) > TOLERANCE:
                 self.problems.append(f"{place}: {name} is kept as {a}, recomputed {b}")
 
     def compare_text(self, place: str, kept: str, found: str) -> None:

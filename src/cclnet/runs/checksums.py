@@ -28,8 +28,8 @@ from cclnet.files import Content, write_whole
 FILE_NAME = "SHA256SUMS"
 OK, CHANGED, MISSING, NOT_COVERED = "ok", "changed", "missing", "not covered"
 COVERED = (
-    "model.safetensors", "model.onnx", "model.pt2", "model.json", "calibration.json", "soft_labels.csv", "split.csv",
-    "data.json", "predictions.csv", "predictions.csv.gz", "predictions.csv.bz2", "metadata.csv",
+    "model.safetensors", "model.onnx", "model.pt2", "model.json", "config.json", "calibration.json", "soft_labels.csv",
+    "split.csv", "data.json", "predictions.csv", "predictions.csv.gz", "predictions.csv.bz2", "metadata.csv",
 )  # fmt: skip
 CHECKPOINT = re.compile(r"epoch-\d{6}-step-\d{8}\.pt")
 _LINE = re.compile(r"(# writing )?([0-9a-f]{64})  ([^/\\\x00]+)")
@@ -75,8 +75,10 @@ def _write(folder: Path, sums: _Sums) -> None:
         (folder / FILE_NAME).unlink(missing_ok=True)
 
 
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+def file_digest(path: Path, content: bytes | None = None) -> str:
+    """The SHA-256 of a file, or of its ``content`` if that was read already, in hexadecimal."""
+    if content is not None:
+        return hashlib.sha256(content).hexdigest()
     digest, buffer = hashlib.sha256(), bytearray(_CHUNK)
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
@@ -117,10 +119,11 @@ def uncover(*paths: Path) -> None:
     _write(folder, sums)
 
 
-def check_file(path: Path) -> None:
-    """Refuse a file that has another checksum than its line; a file that is not covered passes."""
+def check_file(path: Path, content: bytes | None = None) -> None:
+    """Refuse a file that has another checksum than its line; a file that is not covered passes. ``content`` is that of
+    the file if it was read already: what is used is then what was checked."""
     sums = _read(path.parent)
-    if path.is_file() and _state(path, sums) == CHANGED:
+    if path.is_file() and _state(path, sums, content) == CHANGED:
         raise InputError(
             f"{path} is refused: it is damaged or was edited, for its SHA-256 is not the one in {FILE_NAME}. Restore "
             f"it, or, if it is meant to be as it is: cclnet verify {path.parent} --accept"
@@ -128,25 +131,25 @@ def check_file(path: Path) -> None:
 
 
 @contextmanager
-def checking(path: Path) -> Iterator[None]:
-    """:func:`check_file` in a thread beside the block that reads the file. Its error comes before one of the block,
+def checking(path: Path, content: bytes | None = None) -> Iterator[None]:
+    """:func:`check_file` in a thread beside the block that uses the file. Its error comes before one of the block,
     which it explains."""
     with ThreadPoolExecutor(1, "checksum") as thread:
-        checked = thread.submit(check_file, path)
+        checked = thread.submit(check_file, path, content)
         try:
             yield
         finally:
             checked.result()
 
 
-def _state(path: Path, sums: _Sums) -> str:
+def _state(path: Path, sums: _Sums, content: bytes | None = None) -> str:
     expected = {digest for known in (sums.of_file, sums.announced) if (digest := known.get(path.name))}
     if not path.is_file():
         return MISSING if path.name in sums.of_file else NOT_COVERED
     if not expected:
         return NOT_COVERED
     try:
-        return OK if file_digest(path) in expected else CHANGED
+        return OK if file_digest(path, content) in expected else CHANGED
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
 

@@ -140,7 +140,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.checksums = self.path / checksums.FILE_NAME
         self._written_in_training = (
-            self.split, self.data, self.history, self.checkpoints, self.tensorboard, self.checksums
+            self.split, self.data, self.history, self.checkpoints, self.tensorboard, self.path / "csv", self.checksums
         )  # fmt: skip
 
     def create(self, settings: Settings) -> None:
@@ -367,7 +367,7 @@ def free_name(folder: Path, settings: Settings, kind: str = "") -> Path:
 INCIDENTAL = (
     "seed", "split.seed", "out", "name", "device", "devices", "workers", "data", "image_folder", "cache_dir",
     "follow_links", "cache", "progress", "tensorboard", "resident", "compile", "max_minutes", "validate_every",
-    "decision", "cost", "by", "ordered",
+    "decision", "cost", "by", "ordered", "logger",
 )  # fmt: skip
 
 

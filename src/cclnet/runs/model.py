@@ -26,7 +26,7 @@ from cclnet.runs.decision_rule import DecisionRule
 from cclnet.runs.provenance import Commit
 from cclnet.runs.spreadsheet import mark_texts, unmark_texts
 from cclnet.schema import from_plain, rule, to_plain
-from cclnet.settings import TTA
+from cclnet.settings import POOLINGS, TTA
 
 Floats = npt.NDArray[np.float64]
 
@@ -67,7 +67,7 @@ class TrainedInfo:
 class ExportInfo:
     """What ``cclnet export`` adds to model.json."""
 
-    format: str = field(default="", metadata=TEXT)  # "onnx", "torch" or "safetensors"
+    format: str = field(default="", metadata=TEXT)  # "onnx", "torch", "safetensors" or "timm"
     file: str = field(default="", metadata=TEXT)  # name of the exported file
     preprocessing: tuple[str, ...] = field(default=(), metadata=TEXT)  # how an image is prepared, step by step
     done_by_the_file: tuple[str, ...] = field(default=(), metadata=TEXT)  # steps in the exported program
@@ -92,6 +92,7 @@ class Member:
     std: tuple[float, float, float] = field(metadata=rule(low=1e-6, high=1000))
     target: tuple[tuple[float, ...], ...] | None = field(default=None, metadata=SHARE)
     tta: str = field(default="none", metadata=rule(choices=tuple(TTA)))
+    pooling: str = field(default="last", metadata=rule(choices=POOLINGS))
     temperature: float | None = field(default=None, metadata=TEMPERATURE)  # None: not calibrated
 
 
@@ -114,6 +115,7 @@ class ModelDescription:
     # The soft labels that are removed from the probabilities, [K][K]; None where they are left as they are.
     target: tuple[tuple[float, ...], ...] | None = field(default=None, metadata=SHARE)
     tta: str = field(default="none", metadata=rule(choices=tuple(TTA)))  # views whose logits are averaged
+    pooling: str = field(default="last", metadata=rule(choices=POOLINGS))  # the feature maps the classifier sees
     # The networks of an ensemble; the weights of member i are named "i.". Short side and crop above are then those of
     # the image that all members take their own crop from.
     members: tuple[Member, ...] = ()
@@ -125,7 +127,8 @@ class ModelDescription:
     def to_json(self) -> dict[str, Any]:
         """The content of model.json (format 2)."""
         content = {"format": 2, **to_plain(self), "method": self.method or None}
-        for name in (*self.extra, *(["tta"] if self.tta == "none" else []), *([] if self.members else ["members"])):
+        plain = {"tta": self.tta == "none", "pooling": self.pooling == "last", "members": not self.members}
+        for name in (*self.extra, *(name for name, default in plain.items() if default)):
             del content[name]
         content["trained"] = {name: value for name, value in content["trained"].items() if value is not None}
         if exported := content.pop("exported"):
@@ -143,7 +146,7 @@ class ModelDescription:
     def member(self, index: int) -> ModelDescription:
         """The description of a member of an ensemble, as of a model of its own."""
         own = self.members[index]
-        names = ("backbone", "short_side", "crop", "mean", "std", "target", "tta")
+        names = ("backbone", "short_side", "crop", "mean", "std", "target", "tta", "pooling")
         return replace(self, members=(), **{name: getattr(own, name) for name in names})
 
     def with_tta(self, tta: str) -> ModelDescription:

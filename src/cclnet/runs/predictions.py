@@ -218,13 +218,32 @@ def read_predictions(
     check_file(path)
     header, frame = _read_frame(path)
     if image_table is not None:
-        known, rows = _read_frame(Path(image_table))
-        if len(rows) != len(frame):
-            raise InputError(
-                f"{path} has {len(frame):,} rows and {image_table} {len(rows):,}: they do not belong to the same "
-                "images."
-            )
-        header, frame = known + header, pd.concat([rows, frame], axis=1)
+        header, frame = _beside_images(path, header, frame, Path(image_table))
+    return _from_frame(path, header, frame, multilabel)
+
+
+def join_images(
+    path: Path, probabilities: Floats, classes: Sequence[str], multilabel: bool, image_table: Path
+) -> Predictions:
+    """The predictions of ``path``, which has only probabilities [N, K], with the IMAGE_COLUMNS of ``image_table``."""
+    header = [f"p_{name}" for name in classes]
+    header, frame = _beside_images(path, header, pd.DataFrame(probabilities, columns=header), image_table)
+    return _from_frame(path, header, frame, multilabel)
+
+
+def _beside_images(
+    path: Path, header: list[str], frame: pd.DataFrame, image_table: Path
+) -> tuple[list[str], pd.DataFrame]:
+    known, rows = _read_frame(image_table)
+    if len(rows) != len(frame):
+        raise InputError(
+            f"{path} has {len(frame):,} rows and {image_table} {len(rows):,}: they do not belong to the same images."
+        )
+    return known + header, pd.concat([rows, frame], axis=1)
+
+
+def _from_frame(path: Path, header: list[str], frame: pd.DataFrame, multilabel: bool | None) -> Predictions:
+    """The predictions in the columns of a file; all its faults in one error."""
     if "problem" in header:  # of `cclnet predict`: images that could not be read have no prediction
         unread = frame["problem"].astype(str).to_numpy() != ""
         if unread.any():
@@ -330,15 +349,14 @@ def write_predictions(path: str | Path, predictions: Predictions, write: Writer 
     _write(Path(path), {**image_columns(predictions), **probability_columns(predictions)}, write)
 
 
-def write_probabilities(path: Path, predictions: Predictions) -> Path:
-    """Write the probabilities alone, and beside them, once for all runs on the same images, the IMAGE_COLUMNS:
-    ``images-XXXXXXXX.csv.bz2``, named by a hash of its content. Returns the path of the latter."""
+def write_image_table(folder: Path, predictions: Predictions) -> Path:
+    """Write the IMAGE_COLUMNS once for all runs on the same images: ``images-XXXXXXXX.csv.bz2``, named by a hash of its
+    content. Returns its path."""
     columns = image_columns(predictions)
     digest = hashlib.blake2b(_csv(columns), digest_size=4).hexdigest()
-    images = path.with_name(f"images-{digest}.csv.bz2")
+    images = folder / f"images-{digest}.csv.bz2"
     if not images.exists():
         _write(images, columns)
-    _write(path, probability_columns(predictions))
     return images
 
 

@@ -11,13 +11,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cclnet.errors import InputError
+from cclnet.errors import InputError, unknown
 from cclnet.files import make_folder, write_whole
 from cclnet.runs.folder import RunFolder
 from cclnet.settings import Settings
 
 # Settings that may differ between a kept result and its cell, because they do not change what is trained.
 IGNORED_SETTINGS = ("follow_links", "by", "ordered", "resident", "compile", "max_minutes", "validate_every")
+EXECUTORS = ("local", "ray")
 T = TypeVar("T")
 
 
@@ -55,6 +56,41 @@ class SweepContext:
         return self.run_folder(cell).predictions.exists()  # the last file of a run
 
 
+@dataclass(frozen=True)
+class RayOptions:
+    """Where Ray runs, and what it reserves for each cell."""
+
+    address: str = "local"  # HOST:PORT; "auto": the cluster of this node; "local": Ray is started on this machine
+    cell_cpus: float = 1.0  # also the threads of a cell that trains on a CPU
+    cell_gpus: float | None = None  # may be a fraction; None: one where the cluster has GPUs and they may be used
+    cell_memory: float = 0.0  # GB; 0: not reserved
+
+    def __post_init__(self) -> None:
+        if self.cell_cpus <= 0 or (self.cell_gpus or 0) < 0 or self.cell_memory < 0:
+            raise InputError("a cell needs more than 0 CPUs, and no less than 0 GPUs and memory.")
+        if self.address.startswith("ray://"):
+            raise InputError(
+                f"{self.address} is an address of the Ray client, for programs outside of the cluster. Run the command "
+                "on a node of the cluster, with --address auto."
+            )
+
+
+def choose_executor(name: str, **given: Any) -> RayOptions | None:
+    """The options of Ray that were given (those that are None were not) if it is the executor; None for this machine.
+
+    >>> choose_executor("ray", address=None, cell_gpus=0.5)
+    RayOptions(address='local', cell_cpus=1.0, cell_gpus=0.5, cell_memory=0.0)
+    """
+    given = {option: value for option, value in given.items() if value is not None}
+    if name not in EXECUTORS:
+        raise unknown("executor", name, EXECUTORS)
+    if name == "ray":
+        return RayOptions(**given)
+    if given:
+        raise InputError(f"{', '.join(given)} are options of Ray: give --executor ray, too.")
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
     """The options of every command that runs a sweep."""
@@ -65,6 +101,7 @@ class SweepOptions:
     parallel: int = 1  # cells trained at once
     shard: tuple[int, int] = (1, 1)  # (i, n): this is machine i of n that share the cells
     stall_minutes: float = 10.0
+    ray: RayOptions | None = None  # None: the cells run on this machine
     accelerator: str = "auto"
     cache_dir: Path | None = None
 
@@ -139,11 +176,13 @@ class SweepSummary:
 class SweepLog:
     """log.jsonl beside the results: one line per command, with what was requested and the minutes it took.
 
-    The line is rewritten whenever a cell ends, so that it exists even if the machine stops.
+    The line is rewritten whenever a cell ends, so that it exists even if the machine stops. A shard has a file of its
+    own, because the others may write at the same time.
     """
 
-    def __init__(self, results: Path, requested: Mapping[str, Any]) -> None:
-        self.path, self.requested = results / "log.jsonl", requested
+    def __init__(self, results: Path, requested: Mapping[str, Any], shard: tuple[int, int] = (1, 1)) -> None:
+        name = "log.jsonl" if shard[1] == 1 else f"log-{shard[0]}-of-{shard[1]}.jsonl"
+        self.path, self.requested = results / name, requested
         self.earlier: str | None = None
 
     def write(self, summary: SweepSummary) -> None:

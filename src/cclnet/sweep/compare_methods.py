@@ -26,7 +26,7 @@ from cclnet.report.text import count_text
 from cclnet.runs.predictions import names_in_order
 from cclnet.settings import Settings, in_json, make_settings, parse_overrides
 from cclnet.sweep.cells import Cell, SweepOptions, SweepSummary
-from cclnet.sweep.local import run_sweep
+from cclnet.sweep.executors import run_sweep
 
 EVERY_PAIR = "all"
 

@@ -4,6 +4,9 @@ A training process trains many cells, because imports and compile caches cost se
 makes no progress is resumed once in a new process, then it fails. A cell that fails stops no other. On SIGTERM,
 Ctrl-C or the deadline every cell in training is checkpointed, and the same sweep continues from there. The processes
 ignore signals, which terminals and schedulers send to all processes at once; the sweep asks each of them to stop.
+
+Evaluation runs in a ``ProcessPoolExecutor``. Training does not: there, one process that dies breaks the whole pool, and
+a process without progress cannot be killed.
 """
 
 from __future__ import annotations
@@ -11,103 +14,30 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import shutil
 import signal
 import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
 
 from cclnet.errors import InputError, Interrupted, show_warnings_as_notes
-from cclnet.runs.folder import RunFolder
-from cclnet.sweep.cells import Cell, SweepContext, SweepLog, SweepOptions, SweepSummary
-from cclnet.sweep.results import check_results, differs_from_run, keep_result, record_soft_labels
+from cclnet.sweep.cells import Cell, SweepContext, SweepSummary
+from cclnet.sweep.executors import SweepProgress, begin_sweep, on_signals
+from cclnet.sweep.run_cell import OutOfTime, evaluate_cell, train_cell
 
 START_METHOD = "spawn"  # a forked process cannot use CUDA
 MAX_STARTS = 2  # processes in which a cell is started
 POLL_SECONDS = 0.2
 STOP_SECONDS = 60.0  # for a training process to write its checkpoint when the sweep ends
-STEP_SECONDS = 15.0  # between two messages about the steps of one epoch
-LINE_SECONDS = 30.0  # between two lines about one cell in training, without a terminal
-COLOURS = {
-    "waiting": "dim", "training": "cyan", "evaluating": "blue", "done": "green", "skipped": "dim green",
-    "unfinished": "yellow", "failed": "red",
-}  # fmt: skip
-
-
-def run_sweep(
-    cells: Sequence[Cell], options: SweepOptions, requested: Mapping[str, Any], console: Console, began: float
-) -> SweepSummary:
-    """Run the shard of the cells that the options name, with progress on the console and a line in log.jsonl."""
-    log = SweepLog(options.results, requested)
-    progress = SweepProgress(console)
-    own = options.own_shard(cells)
-    return run_cells(own, options.context(began), options.parallel, progress, on_end=log.write, began=began)
-
-
-class SweepProgress(AbstractContextManager["SweepProgress"]):
-    """The state of every cell: a live table on a terminal, elsewhere one line per change."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.states: dict[str, tuple[str, str]] = {}
-        self.began = time.monotonic()
-        self._printed: dict[str, float] = {}
-        self._live: Live | None = None
-
-    def update(self, name: str, state: str, text: str = "") -> None:
-        now, before = time.monotonic(), self.states.get(name, ("", ""))[0]
-        self.states[name] = (state, text)
-        if self._live is not None:
-            self._live.update(self.table())
-        elif state != "waiting" and (state != before or now - self._printed.get(name, 0.0) > LINE_SECONDS):
-            self._printed[name] = now
-            line = f"{self._clock()}  {state:<10} {name}  {text}"
-            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    def _clock(self) -> str:
-        minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
-        return f"{minutes:3d}:{seconds:02d}"
-
-    def table(self) -> Table:
-        """The number of cells in each state, the active and failed cells, then those that ended last."""
-        counts = Counter(state for state, _ in self.states.values())
-        title = ", ".join(f"{counts[state]} {state}" for state in COLOURS if counts[state])
-        table = Table(title=f"{self._clock()}  {title}", title_justify="left", box=None, pad_edge=False)
-        for column in ("run", "state", ""):
-            table.add_column(column, no_wrap=column != "")
-        shown = [row for row in self.states.items() if row[1][0] in ("training", "evaluating", "failed")]
-        shown += [row for row in reversed(self.states.items()) if row[1][0] in ("done", "unfinished")]
-        for name, (state, text) in shown[: max(self.console.height - 6, 8)]:
-            table.add_row(name, f"[{COLOURS[state]}]{state}[/]", escape(text))
-        return table
-
-    def __enter__(self) -> SweepProgress:
-        if self.console.is_terminal and not self.console.quiet:
-            self._live = Live(self.table(), console=self.console, refresh_per_second=4)
-            self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-
-class OutOfTime(Exception):
-    """The deadline has passed; the run is checkpointed."""
 
 
 def train_cells(connection: Connection, device: str | None, threads: int, context: SweepContext) -> None:
@@ -160,65 +90,6 @@ def _exit_with_parent() -> None:
         os._exit(1)
 
 
-def train_cell(
-    cell: Cell, context: SweepContext, report: Callable[[str], None], stop: Callable[[], bool] = lambda: False
-) -> None:
-    """Train a cell, or resume it from its last checkpoint. ``report`` receives the progress as text; ``stop`` says
-    after each step whether to stop, with a checkpoint."""
-    from cclnet.training.loop import train
-
-    run, epochs = context.run_folder(cell), cell.settings.epochs
-    begun = run.settings.exists()
-    if begun:
-        _check_run(cell, run)
-    reported = time.monotonic()
-
-    def on_step(epoch: int, step: int) -> None:
-        nonlocal reported
-        if stop():
-            signal.raise_signal(signal.SIGTERM)  # handled by the training loop
-        if time.monotonic() - reported > STEP_SECONDS:
-            reported = time.monotonic()
-            report(f"epoch {epoch}/{epochs}, step {step}")
-
-    def on_epoch(record: Mapping[str, Any], network: Any) -> None:
-        text = f"epoch {record['epoch']}/{epochs}, {record['images_per_second']:,.0f} images/s"
-        if "softness" in record:
-            text += f", softness {record['softness']:.3f}{' frozen' if record.get('frozen') else ''}"
-            record_soft_labels(run, record["epoch"], network.soft_labels())
-        report(text)
-        if record["epoch"] < epochs and time.time() > context.deadline:
-            raise OutOfTime(cell.name)
-
-    train(
-        None if begun else cell.settings,
-        run.path,
-        accelerator=context.accelerator,
-        cache_dir=context.cache_dir,
-        progress=False,
-        on_epoch=on_epoch,
-        on_step=on_step,
-    )
-
-
-def _check_run(cell: Cell, run: RunFolder) -> None:
-    if different := differs_from_run(cell, run):
-        raise InputError(
-            f"{run.path} was begun with other settings ({'; '.join(different)}). "
-            "Remove the folder to begin anew, or go back to the settings it was begun with."
-        )
-
-
-def evaluate_cell(cell: Cell, context: SweepContext) -> str:
-    """Evaluate a trained cell, keep its result and remove its checkpoints; returns text to show."""
-    run = context.run_folder(cell)
-    _check_run(cell, run)
-    result = keep_result(cell, run, context.result(cell))
-    shutil.rmtree(run.checkpoints, ignore_errors=True)
-    scores = [f"{name.replace('_', ' ')} {result.value(name) or 0:.4f}" for name in list(result.scores)[:2]]
-    return f"{', '.join(scores)}, {result.seconds:.0f} s"
-
-
 def _start_evaluator() -> None:
     _begin_process()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for training
@@ -242,16 +113,9 @@ def run_cells(
     """
     if parallel < 1:
         raise InputError(f"parallel must be at least 1, got {parallel}.")
-    finished = check_results(cells, context)
-    summary = SweepSummary([cell.name for cell in cells], began=time.time() if began is None else began)
     progress = progress or SweepProgress(Console(quiet=True))
-    for cell in cells:
-        if cell.name in finished:
-            summary.skipped.append(cell.name)
-            progress.update(cell.name, "skipped", "has its result")
-        else:
-            progress.update(cell.name, "waiting")
-    if left := [cell for cell in cells if cell.name not in finished]:
+    summary, left = begin_sweep(cells, context, progress, began)
+    if left:
         with progress, _WorkerPool(context, min(parallel, len(left)), summary, progress, worker, on_end) as pool:
             pool.run(left)
         on_end(summary)
@@ -297,7 +161,7 @@ class _WorkerPool(AbstractContextManager["_WorkerPool"]):
                 self._evaluate(cell)
             else:
                 self.waiting.append(cell)
-        with self._stop_on_signals():
+        with on_signals(self._receive_signal):
             while self.waiting or self._busy() or self.evaluating:
                 if self.signal:
                     self._ask_to_stop()
@@ -430,20 +294,11 @@ class _WorkerPool(AbstractContextManager["_WorkerPool"]):
             self.progress.update(cell.name, "unfinished", "" if begun else "not begun")
         self.waiting.clear()
 
-    @contextmanager
-    def _stop_on_signals(self) -> Iterator[None]:
-        def stop(number: int, _: object) -> None:
-            if self.signal:  # a second signal: no time for checkpoints
-                for worker, _cell in self._busy().values():
-                    worker.process.kill()
-            self.signal = number
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _receive_signal(self, number: int) -> None:
+        if self.signal:  # a second signal: no time for checkpoints
+            for worker, _ in self._busy().values():
+                worker.process.kill()
+        self.signal = number
 
     def __exit__(self, *error: object) -> None:
         for slot in list(self.slots):

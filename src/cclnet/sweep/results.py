@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from cclnet.errors import InputError
@@ -22,13 +21,14 @@ from cclnet.methods import rename_settings
 from cclnet.runs.folder import RunFolder, flattened
 from cclnet.runs.kept_result import (
     KeptResult,
-    predictions_path,
+    read_kept_predictions,
     read_kept_result,
+    write_kept_predictions,
     write_kept_result,
     write_soft_label_history,
 )
 from cclnet.runs.model import ModelDescription
-from cclnet.runs.predictions import Floats, Predictions, read_predictions, write_probabilities
+from cclnet.runs.predictions import Predictions
 from cclnet.runs.provenance import settings_hash
 from cclnet.runs.scores import Estimate, Scores
 from cclnet.schema import to_plain
@@ -36,7 +36,6 @@ from cclnet.settings import Settings, in_json
 from cclnet.sweep.cells import Cell, SweepContext
 
 FIRST, EVERY = 4, 4  # soft labels are recorded after each of the first 4 epochs, then after every fourth
-HALF = 5e-5  # smaller probabilities round to 0 at four decimals
 
 
 def record_soft_labels(run: RunFolder, epoch: int, matrix: Tensor | None) -> None:
@@ -76,27 +75,14 @@ def keep_result(cell: Cell, run: RunFolder, path: Path) -> KeptResult:
     make_folder(path.parent)
     model = run.read_model()
     predictions = run.read_predictions(model.multilabel)
-    rounded_predictions = dataclasses.replace(predictions, probabilities=_rounded_probabilities(predictions))
-    image_table = write_probabilities(predictions_path(path), rounded_predictions)
-    kept = read_predictions(predictions_path(path), model.multilabel, image_table)
+    image_table = write_kept_predictions(path, predictions)
+    kept = read_kept_predictions(path, image_table, predictions.classes, model.multilabel)
     scores = _evaluate_kept(path.stem, kept, run, model)
     result = _kept_result(cell, path, run, model, scores, image_table.name)
     if result.soft_labels and (history := run.read_soft_label_history()):
         write_soft_label_history(path, history)
     write_kept_result(result)
     return read_kept_result(path)
-
-
-def _rounded_probabilities(predictions: Predictions) -> Floats:
-    """Four decimals, or one significant digit where these are 0: the log-likelihood of 0 is infinite."""
-    p = predictions.probabilities
-    rounded_p = np.where(p < HALF, _one_digit(p), p.round(4))
-    return np.where(p > 1 - HALF, 1 - _one_digit(1 - p), rounded_p) if predictions.multilabel else rounded_p
-
-
-def _one_digit(p: Floats) -> Floats:
-    unit = 10.0 ** np.floor(np.log10(np.clip(p, 1e-9, 1.0)))
-    return np.maximum(np.round(p / unit), 1.0) * unit
 
 
 def _evaluate_kept(name: str, kept: Predictions, run: RunFolder, model: ModelDescription) -> Scores:
