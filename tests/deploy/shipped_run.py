@@ -88,13 +88,13 @@ def _as_if_trained(model: Any, crop: int) -> None:
     linear.bias.copy_(linear.bias - model(images).mean(dim=0))
 
 
-def write_images(folder: Path, count: int = 6, suffix: str = "png") -> list[Path]:
-    """Smooth colour pictures of several shapes, each its own."""
+def write_images(folder: Path, count: int = 6, suffix: str = "png", values: tuple[int, int] = (0, 256)) -> list[Path]:
+    """Smooth colour pictures of several shapes, each its own, with grey levels in a range."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(1)
     paths = []
     for i in range(count):
-        coarse = Image.fromarray(generator.integers(0, 256, (5, 6, 3), dtype=np.uint8))
+        coarse = Image.fromarray(generator.integers(*values, (5, 6, 3), dtype=np.uint8))
         path = folder / f"picture{i}.{suffix}"
         coarse.resize((48 + 7 * i, 40 + 11 * (i % 3)), Image.Resampling.BICUBIC).save(path)
         paths.append(path)

@@ -6,13 +6,14 @@ import json
 import shutil
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from shipped_run import CLASSES, write_images, write_run
 from typer.testing import CliRunner
 
@@ -24,7 +25,7 @@ from cclnet.deploy.engines import OnnxEngine
 from cclnet.deploy.export import check_images, export
 from cclnet.runs.checksums import accept_folder
 from cclnet.runs.folder import RunFolder
-from cclnet.runs.model import Calibration, FittedTemperature
+from cclnet.runs.model import Calibration, FittedTemperature, Member
 
 PAPER = ("resnet18", "mobilenetv2_100", "efficientnet_b0")
 
@@ -256,3 +257,57 @@ def test_a_flipped_bit_in_weights_is_refused(sound_run: Path, tmp_path: Path) ->
     weights.write_bytes(flipped)
     with pytest.raises(InputError, match=r"model\.safetensors is refused.*SHA-256"):
         cclnet.load(out)
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_vit", "tf_efficientnet_lite0"])
+def test_timm_loads_an_export_to_the_same_logits(backbone: str, tmp_path: Path) -> None:
+    """By timm alone: the network, its labels, and the transform that prepares an image."""
+    from timm.data import create_transform, resolve_data_config
+
+    run = write_run(tmp_path / "run", backbone, crop=64, short_side=75,
+                    backbone_settings={"img_size": 64} if "vit" in backbone else None)  # fmt: skip
+    out = export(run, "timm", tmp_path / "out")
+    model = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
+    description = RunFolder(run).read_model()
+    images = torch.from_numpy(check_images((64, 64))).permute(0, 3, 1, 2) / 255
+    mean, std = (torch.tensor(values)[:, None, None] for values in (description.mean, description.std))
+    shipped = exporting.read_shipped(run / "model.safetensors", description, None, False)
+    with torch.no_grad():
+        given, expected = model((images - mean) / std), shipped.model((images - mean) / std)
+    assert torch.equal(given, expected) and np.ptp(expected.numpy(), axis=0).max() > 0.01
+    assert model.pretrained_cfg["label_names"] == list(CLASSES)
+    data = resolve_data_config({}, model=model)
+    assert list(data["input_size"]) == [3, 64, 64] and data["interpolation"] == "bicubic"
+    assert list(data["mean"]) == [0.5, 0.4, 0.6] and list(data["std"]) == [0.2, 0.25, 0.3]
+    assert create_transform(**data).transforms[0].size == 75  # the short side, not one less
+    assert (out / "README.md").read_text().startswith("---\nlibrary_name: timm\n")
+    loaded = cclnet.load(out, device="cpu")
+    np.testing.assert_allclose(loaded.run(check_images((64, 64)))[0], cclnet.load(run, device="cpu").run(
+        check_images((64, 64)))[0], atol=1e-6)  # fmt: skip
+
+
+def test_what_timm_has_no_field_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"turns.*--tta none"):
+        export(write_run(tmp_path / "views", tta="turns"), "timm")
+    assert export(tmp_path / "views", "timm", tmp_path / "plain", tta="none").is_dir()
+    description = RunFolder(tmp_path / "plain").read_model()
+    with pytest.raises(InputError, match="32 x 48 pixels"):
+        exporting.timm_config(replace(description, crop=(32, 48)))
+
+
+def test_an_ensemble_is_no_timm_model(tmp_path: Path) -> None:
+    description = RunFolder(write_run(tmp_path / "run")).read_model()
+    names = ("backbone", "short_side", "crop", "mean", "std")
+    member = Member(**{name: getattr(description, name) for name in names})
+    with pytest.raises(InputError, match="ensemble"):
+        exporting.timm_config(replace(description, members=(member, member)))
+
+
+def test_a_changed_input_layer_is_refused_by_name(tmp_path: Path) -> None:
+    out = export(write_run(tmp_path / "run"), "timm", tmp_path / "out")
+    weights = load_file(out / "model.safetensors")
+    first = next(name for name, value in weights.items() if value.dim() == 4)
+    weights[first] = weights[first][..., :1, :1].clone()  # another kernel
+    save_file(weights, out / "model.safetensors")
+    with pytest.raises(InputError, match="input layer"):
+        exporting.read_timm(out, RunFolder(out).read_model())

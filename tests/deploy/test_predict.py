@@ -260,9 +260,10 @@ def test_predicting_what_a_run_was_tested_on_gives_what_it_said(tmp_path: Path) 
 
 
 def test_unlike_images_are_refused_the_same_in_every_engine(tmp_path: Path) -> None:
-    """Statistics of smooth pictures: the farthest are refused, in PyTorch and in the exported file."""
+    """Statistics of smooth pictures of low contrast: white noise is far from all of them, in PyTorch and in the
+    exported file. (From pictures of all colours and contrasts it is not, for a network with random weights.)"""
     folder, images = write_run(tmp_path / "run"), tmp_path / "images"
-    write_images(images, 80)
+    write_images(images, 80, values=(100, 160))
     with pytest.raises(InputError, match=r"features\.safetensors"):
         command(folder, images, "--out", tmp_path / "out.csv", "--refuse", "0.1")
     shipped = read_shipped(folder / "model.safetensors", RunFolder(folder).read_model(), with_features=True)
@@ -281,8 +282,8 @@ def test_unlike_images_are_refused_the_same_in_every_engine(tmp_path: Path) -> N
     for place in places:
         code, said = command(place, images, "--out", tmp_path / "out.csv", "--refuse", "0.05")
         table = pd.read_csv(tmp_path / "out.csv").set_index("image")
-        # The network is untrained, so that noise need not be the farthest; the farthest image is refused.
-        assert code == 0 and "refused as unlike" in said and table.loc[table["ood"].idxmax(), "refused"] == "yes"
+        assert code == 0 and "refused as unlike" in said and table.loc["noise.png", "refused"] == "yes"
+        assert table.loc["noise.png", "ood"] > 1.5 * table["ood"].drop("noise.png").max()
         assert 1 <= (table["refused"] == "yes").sum() <= 12
         scores.append(table["ood"].to_numpy())
         assert command(place, images, "--out", tmp_path / "out.csv", "--refuse", "0")[0] == 0

@@ -9,7 +9,7 @@ from page_check import read_page
 
 from cclnet.evaluation.compare import compare
 from cclnet.report import write_comparison
-from cclnet.report.text import difference_text, p_text, value_text
+from cclnet.report.text import difference_text, minus_signs, p_text, value_text
 
 
 def seeds(make_run: MakeRun, method: str, count: int, **settings: Any) -> list[Path]:
@@ -23,7 +23,7 @@ def test_verdict_first_then_every_number(make_run: MakeRun, tmp_path: Path) -> N
     assert page.problems == [] and path.name == "comparison.html"
     assert json.loads((path.parent / "comparison.json").read_text()) == json.loads(json.dumps(compared.to_json()))
     (comparison,) = compared.comparisons
-    assert page.text.index(comparison.verdict) < page.text.index("Share of images whose most probable")
+    assert page.text.index(minus_signs(comparison.verdict)) < page.text.index("Share of images whose most probable")
     for metric in compared.metrics:
         name, test = metric.name, comparison.metrics[metric.name]
         for text in (page.text, markdown):
@@ -43,6 +43,20 @@ def test_one_run_each_brings_mcnemar(make_run: MakeRun, tmp_path: Path) -> None:
     mcnemar = compared.comparisons[0].mcnemar
     assert page.problems == [] and mcnemar is not None and mcnemar.in_words in page.text
     assert "Do the soft labels agree?" not in page.text
+
+
+def test_one_seed_is_warned_of_once(make_run: MakeRun, tmp_path: Path) -> None:
+    compared = compare({name: seeds(make_run, name, 1) for name in ("ccl", "hard", "lsr")}, draws=50)
+    path = write_comparison(tmp_path / "out", compared)
+    for text in (read_page(path).text, (path.parent / "comparison.md").read_text()):
+        assert text.lower().count("one seed") == 1 and "nothing can be said" not in text
+        assert "no evidence of a difference" in text and "ccl minus hard is" in text
+
+
+def test_many_methods_are_shown_eight_to_a_table(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = {f"method {k}": [make_run(f"run-{k}", seed=k, images=120)] for k in range(9)}
+    page = read_page(write_comparison(tmp_path / "out", compare(runs, draws=10)))
+    assert page.problems == [] and page.text.count("Further methods") == 1
 
 
 def test_three_methods_have_three_comparisons(make_run: MakeRun, tmp_path: Path) -> None:

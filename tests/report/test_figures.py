@@ -201,27 +201,37 @@ def test_a_class_without_images_is_blank() -> None:
     assert [cell.small for cell in table.rows[0]] == ["", ""]
 
 
-def test_soft_labels_span_the_colours_off_the_diagonal() -> None:
-    table = soft_label_table([[0.6, 0.1, 0.3], [0.2, 0.6, 0.2], [0.3, 0.2, 0.5]], ["A", "B", "C"])
-    assert [cell.strength for cell in table.rows[0]] == pytest.approx([0, 0, 1])
+def test_soft_labels_are_coloured_relative_to_uniform() -> None:
+    table = soft_label_table([[0.6, 0.1, 0.3], [0.2, 0.6, 0.2], [0.5, 0.0, 0.5]], ["A", "B", "C"])
+    assert [cell.strength for cell in table.rows[0]] == pytest.approx([0, 0.5, 0.5])  # half and 1.5 times 0.2
+    assert [cell.kind for cell in table.rows[0]] == ["diagonal", "miss", "hit"]
     assert [cell.kind for cell in table.rows[1]] == ["hit", "diagonal", "hit"]
-    assert table.rows[0][2].text == "0.30"
+    assert [cell.strength for cell in table.rows[2]] == pytest.approx([1, 1, 0])  # all and nothing
+    assert table.rows[0][2].text == "0.30" and "1.50 times uniform" in table.rows[0][2].title
 
 
-def test_uniform_soft_labels_have_one_colour() -> None:
-    table = soft_label_table([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]], ["A", "B", "C"])
-    assert {cell.strength for row in table.rows for cell in row if cell.kind == "hit"} == {0.5}
+def test_a_flat_matrix_looks_flat() -> None:
+    for matrix in ([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]], [[1, 0, 0], [0, 1, 0], [0, 0, 1]]):
+        table = soft_label_table(matrix, ["A", "B", "C"])
+        assert max(cell.strength for row in table.rows for cell in row) < 1e-9
+    almost_hard = soft_label_table([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.0001, 0, 0.9999]], ["A", "B", "C"])
+    assert max(cell.strength for row in almost_hard.rows for cell in row) < 0.01
+    nearly = soft_label_table([[0.8, 0.101, 0.099], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]], ["A", "B", "C"])
+    assert max(cell.strength for row in nearly.rows for cell in row) == pytest.approx(0.01)
 
 
 def test_many_classes_become_a_picture_with_one_pixel_a_pair() -> None:
-    counts = np.ones((50, 50), int) + 99 * np.eye(50, dtype=int)
-    for table in (confusion_table(counts.tolist(), [str(k) for k in range(50)]),
-                  soft_label_table((counts / counts.sum(axis=1)).tolist(), [str(k) for k in range(50)])):  # fmt: skip
+    counts = 2 * np.ones((50, 50), int) + 99 * np.eye(50, dtype=int)
+    counts[0, 1], counts[0, 2] = 3, 1  # more and less than uniform; all other rows are flat
+    names, labels = [str(k) for k in range(50)], counts / counts.sum(axis=1, keepdims=True)
+    for table in (confusion_table(counts.tolist(), names), soft_label_table(labels.tolist(), names)):
         assert table.rows == ()
         picture = Image.open(io.BytesIO(base64.b64decode(table.picture.removeprefix("data:image/png;base64,"))))
         assert picture.size == (50, 50) and picture.mode == "RGBA"
     alpha = np.asarray(picture)[..., 3]
-    assert (np.diagonal(alpha) == 0).all() and (alpha[~np.eye(50, dtype=bool)] > 0).all()
+    assert (alpha[0, [1, 2]] > 100).all() and (alpha[1:] == 0).all() and (np.diagonal(alpha) == 0).all()
+    blue, orange = np.asarray(picture)[0, 1], np.asarray(picture)[0, 2]
+    assert blue[2] > blue[0] and orange[0] > orange[2]
 
 
 def test_agreement_tells_contradiction_from_agreement_and_unknown() -> None:

@@ -22,7 +22,16 @@ from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.report import write_report
-from cclnet.report.html import data_uri, flat_settings, markdown_text, pixels, render, report_content, thumbnails
+from cclnet.report.html import (
+    data_uri,
+    flat_settings,
+    markdown_text,
+    method_hints,
+    pixels,
+    render,
+    report_content,
+    thumbnails,
+)
 from cclnet.report.text import interval_text, value_text
 
 
@@ -53,6 +62,28 @@ def test_names_of_classes_and_images_are_text_and_nothing_else(make_run: MakeRun
     assert "<" not in markdown.replace("< 0.001", "")
     rows = [line for line in markdown.splitlines() if line.startswith(r"| x\|y &amp; &lt;b&gt; |")]
     assert len(rows) == 5  # per class, fixed specificity, confusion, decisions, soft labels
+
+
+@pytest.mark.parametrize(
+    ("method", "classes", "skill", "fewest", "named"),
+    [
+        ("hard", CLASSES, 4.0, 500, []),
+        ("hard", CLASSES, 0.3, 500, ["ccl-forward"]),
+        ("ccl-forward", CLASSES, 0.3, 500, []),
+        ("ccl", CLASSES, 4.0, 12, ["12 training images"]),
+        ("hard", CLASSES, 4.0, 12, []),
+        ("hard", ("0", "1", "2", "3"), 4.0, 500, ["ordinal"]),
+        ("ordinal", ("0", "1", "2", "3"), 4.0, 500, []),
+    ],
+)
+def test_hints_are_for_data_where_another_method_may_be_better(
+    make_run: MakeRun, method: str, classes: tuple[str, ...], skill: float, fewest: int, named: list[str]
+) -> None:
+    run = make_run(classes=classes, skill=skill, method=method)
+    model = json.loads((run / "model.json").read_text())
+    (run / "model.json").write_text(json.dumps(model | {"class_counts": [fewest, *[600] * (len(classes) - 1)]}))
+    found = method_hints(run, evaluate(run, draws=20))
+    assert len(found) == len(named) and all(word in text for word, text in zip(named, found, strict=True))
 
 
 def test_thumbnails_of_the_worst_mistakes(make_run: MakeRun, tmp_path: Path) -> None:
@@ -152,8 +183,8 @@ def test_any_number_of_classes(make_run: MakeRun, count: int) -> None:
     path = write_report(run, evaluate(run, draws=10))
     page, markdown = read_page(path), (run / "report.md").read_text()
     assert page.problems == [] and path.stat().st_size < 1_500_000
-    assert page.tags.count("img") == (2 if count > 40 else 0)  # the squares, once they are too large to write out
-    assert ("The full matrix is in scores.json" in markdown) == (count > 40)
+    assert page.tags.count("img") == (2 if count > 30 else 0)  # the squares, once they are too large to write out
+    assert ("The full matrix is in scores.json" in markdown) == (count > 30)
 
 
 STYLE = files("cclnet.report").joinpath("templates/page.css").read_text(encoding="utf-8")
@@ -259,7 +290,7 @@ def test_pictures_are_small_and_of_the_right_image(folder: Path) -> None:
     pictures, note = thumbnails(names, {"data": str(folder)})
     assert list(pictures) == names and note == ""
     picture = opened(pictures[names[0]])
-    assert picture.size == (96, 64) and picture.getpixel((48, 32))[0] > 150  # type: ignore[index]
+    assert picture.size == (160, 107) and picture.getpixel((80, 53))[0] > 150  # type: ignore[index]
 
 
 def test_data_that_has_moved_is_found_where_it_is_said_to_be(folder: Path) -> None:

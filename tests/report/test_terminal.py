@@ -33,6 +33,10 @@ def test_labels_that_follow_nothing_have_no_rank_correlation(make_run: MakeRun) 
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "softness" in said and "nan" not in said
 
+    hard = replace(scores, soft_labels=replace(scores.soft_labels, softness=1.0))  # type: ignore[type-var]
+    print_scores(hard, Path("report.html"), silent := Console(file=io.StringIO(), width=200))
+    assert "softness" not in silent.file.getvalue()  # type: ignore[attr-defined]
+
 
 def test_a_comparison_prints_its_verdicts_and_warnings(make_run: MakeRun) -> None:
     compared = compare({"[a]": [make_run("a", images=80)], "b": [make_run("b", method="hard", images=80)]}, draws=10)

@@ -11,6 +11,8 @@ from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import Calibration, ExportInfo, ModelDescription
 from cclnet.runs.out_of_distribution import REFUSED
 
+# Licences of weights that the Hugging Face Hub knows by these names; any other is "other", and the text says which.
+HUB_LICENCES = ("mit", "apache-2.0", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0")
 COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
 
 
@@ -42,4 +44,5 @@ def model_card(run: Path, description: ModelDescription, calibration: Calibratio
         curve=curve,
         points=[curve.at(coverage=coverage) for coverage in COVERAGES] if curve else [],
         licence=licence,
+        hub_licence=licence.lower() if licence.lower() in HUB_LICENCES else "other",
     )

@@ -95,7 +95,7 @@ class OnnxEngine:
         providers = _providers(device, onnxruntime.get_available_providers())
         self.device = "cuda" if providers[0].startswith("CUDA") else "cpu"
         name, content = (model, model.read_bytes()) if isinstance(model, Path) else ("the model", model)
-        with checking(model) if isinstance(model, Path) else nullcontext():
+        with checking(model, content) if isinstance(model, Path) else nullcontext():
             if _EXTERNAL_WEIGHTS.search(content):  # before ONNX Runtime could read any of them
                 raise InputError(f"{name} is refused: it keeps weights in other files, which cclnet never writes.")
             try:

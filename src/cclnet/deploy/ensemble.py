@@ -97,7 +97,7 @@ def _model(run: OpenedRun) -> ModelDescription:
 
 def _member(run: OpenedRun) -> Member:
     model = _model(run)
-    names = ("backbone", "short_side", "crop", "mean", "std", "target", "tta")
+    names = ("backbone", "short_side", "crop", "mean", "std", "target", "tta", "pooling")
     temperature = RunFolder(run.path).read_calibration().temperature.value
     return Member(**{name: getattr(model, name) for name in names}, temperature=temperature)
 

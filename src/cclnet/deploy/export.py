@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from cclnet.deploy.card import model_card
 from cclnet.deploy.engines import OnnxEngine, Pixels
@@ -27,6 +26,7 @@ from cclnet.errors import InputError, first_line, unknown
 from cclnet.evaluation.decision import curve_of_run, rule_of_run
 from cclnet.files import make_folder, write_whole
 from cclnet.functional import LEAST
+from cclnet.network import image_size_settings, silent_exporters
 from cclnet.runs.checksums import write_covered
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import ExportInfo, ModelDescription
@@ -34,7 +34,10 @@ from cclnet.runs.provenance import package_versions
 
 Run = Callable[[Pixels], Sequence[npt.NDArray[Any]]]
 
-FORMATS = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model.safetensors"}
+FORMATS = {
+    "onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model.safetensors", "timm": "model.safetensors",
+}  # fmt: skip
+TIMM_CONFIG = "config.json"
 MAX_DIFFERENCE = 1e-4  # in probability
 MAX_MAP_DIFFERENCE = 1e-3  # relative to the largest value of a map
 
@@ -50,7 +53,9 @@ def export(
 
     Args:
         format: "onnx", from a uint8 image to probabilities and maps, in ONNX Runtime and without cclnet; "torch", a
-            torch.export program (.pt2) of the same; "safetensors", the weights alone, for ``cclnet.load`` or timm.
+            torch.export program (.pt2) of the same; "safetensors", the weights alone, for ``cclnet.load``; "timm",
+            the same with a config.json, for ``timm.create_model("local-dir:FOLDER", pretrained=True)`` and for the
+            Hugging Face Hub.
         out: a folder that does not exist or is empty. Default: ``export-FORMAT`` in the run folder.
         decision, cost: the decision rule in calibration.json and its costs, as for ``cclnet.load``. It is not part of
             the exported program, whose output stays the probabilities.
@@ -87,7 +92,14 @@ def export(
             exported_run = _numpy_outputs(program)
         else:
             write_covered(path, files.weights.read_bytes())
-            exported_run = _numpy_outputs(read_shipped(path, description, temperature, statistics is not None))
+            if format == "timm":
+                write_covered(partial / TIMM_CONFIG, timm_config(description))
+            network = read_timm(partial, description) if format == "timm" else None
+            exported_run = _numpy_outputs(
+                read_shipped(path, description, temperature, statistics is not None)
+                if network is None
+                else Shipped(network, description, temperature, statistics is not None)
+            )
         checked = check(shipped, check_images(description.crop), exported_run, f"the exported {path.name}")
         curve = (
             curve_of_run(run, temperature, rule, calibration.confidence)
@@ -152,7 +164,7 @@ def exported_description(
             f"crop the centre, {height} x {width} (height x width)",
             "normalise: (x / 255 - mean) / std, per channel",
         ),
-        done_by_the_file=() if format == "safetensors" else ("normalise", *removed, "temperature"),
+        done_by_the_file=() if format in ("safetensors", "timm") else ("normalise", *removed, "temperature"),
         output=output,
         label_threshold=0.5 if description.multilabel else None,
         maps=shipped.maps,
@@ -203,26 +215,75 @@ def torch_program(shipped: Shipped | Ensemble, description: ModelDescription) ->
         return file.getvalue(), program.module()
 
 
+def timm_config(description: ModelDescription) -> str:
+    """config.json of a timm model: the architecture, its labels, and how to prepare an image.
+
+    What the format has no field for is refused: several networks, views that are averaged, an input that is no square.
+    """
+    import timm
+
+    refused = {
+        "an ensemble of several networks": bool(description.members),
+        f"test-time augmentation ({description.tta}; export with --tta none)": description.tta != "none",
+        "features of several stages": description.pooling != "last",
+        f"an input of {' x '.join(map(str, description.crop))} pixels": description.crop[0] != description.crop[1],
+    }
+    for what, given in refused.items():
+        if given:
+            raise InputError(f"timm's format has one plain network with a square input; it cannot contain {what}. "
+                             "Use --format onnx.")  # fmt: skip
+    known = timm.get_pretrained_cfg(description.backbone)
+    side, classes = description.crop[0], len(description.classes)
+    config = {
+        "architecture": description.backbone,
+        "num_classes": classes,
+        "label_names": list(description.classes),
+        "model_args": image_size_settings(description.backbone, description.crop),
+        "pretrained_cfg": {
+            "tag": "cclnet",
+            "custom_load": False,
+            "input_size": [3, side, side],
+            "fixed_input_size": bool(known and known.fixed_input_size),
+            "interpolation": "bicubic",
+            # timm resizes the short side to floor(side / crop_pct): the small number keeps it from rounding down.
+            "crop_pct": side / (description.short_side + 1e-3),
+            "crop_mode": "center",
+            "mean": list(description.mean),
+            "std": list(description.std),
+            "num_classes": classes,
+            "pool_size": None,
+            "first_conv": known.first_conv if known else None,
+            "classifier": known.classifier if known else None,
+        },
+    }
+    return json.dumps(config, indent=1, ensure_ascii=False) + "\n"
+
+
+def read_timm(folder: Path, description: ModelDescription) -> nn.Module:
+    """The network as timm itself reads it from the exported folder."""
+    import timm
+
+    try:
+        return timm.create_model(f"local-dir:{folder}", pretrained=True)
+    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+        raise InputError(
+            f"timm cannot load this model as {description.backbone} ({first_line(error)}): its layers are not those of "
+            "the timm model, for example its input layer. Use --format onnx."
+        ) from error
+
+
 def _example(description: ModelDescription) -> torch.Tensor:
     return torch.zeros((2, *description.crop, 3), dtype=torch.uint8)  # a batch of one would fix the batch size
 
 
 @contextmanager
 def _exporting(description: ModelDescription, kind: str) -> Iterator[None]:
-    """Silence the exporters, whose notes are for their developers, and name the network in their errors."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    """Silence the exporters, and name the network in their errors."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with silent_exporters():
             yield
     except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
         raise InputError(f"{description.backbone} cannot be exported to {kind}: {first_line(error)}.") from error
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def check_images(crop: tuple[int, int], count: int = 8) -> Pixels:

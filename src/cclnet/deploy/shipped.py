@@ -272,7 +272,9 @@ def _read_networks(
 
 def _network(description: ModelDescription) -> nn.Module:
     size = image_size_settings(description.backbone, description.crop)
-    return TimmClassifier(description.backbone, len(description.classes), backbone_settings=size).shipped
+    return TimmClassifier(
+        description.backbone, len(description.classes), backbone_settings=size, pooling=description.pooling
+    ).shipped
 
 
 def _refuse_pickle(path: Path) -> None:

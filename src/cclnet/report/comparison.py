@@ -44,6 +44,10 @@ def comparison_content(comparison: Comparison) -> dict[str, Any]:
         "comparison": comparison,
         "names": [method.name for method in comparison.methods],
         "evaluated_on": evaluated_on(comparison),
+        "verdicts": [
+            text.minus_signs(" ".join(sentences("pair_verdict", pair, comparison.primary)))
+            for pair in comparison.comparisons
+        ],
         "difference_figures": [differences(pair, comparison.metrics) for pair in comparison.comparisons],
         "seed_figures": [seed_points(comparison.methods, metric) for metric in comparison.metrics],
         "agreement": agreement_table(soft_labels.agreement, soft_labels.runs) if soft_labels else None,

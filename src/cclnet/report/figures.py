@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 
 STYLES = tuple(f"s{i}" for i in range(1, 7))  # colours and dashes of page.css
 MAX_LABEL = 56  # characters that fit into a chart of the usual width
-MAX_CELLS = 40  # classes up to which every cell is written out; beyond, the matrix is a picture
+MAX_CELLS = 30  # classes up to which every cell is written out; beyond, the matrix is a picture
 MAX_SHARES = 12  # classes up to which a cell has room for its count and its share
 
 
@@ -341,18 +341,22 @@ def confusion_table(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> 
 
 
 def soft_label_table(matrix: Sequence[Sequence[float]], classes: Sequence[str]) -> MatrixTable:
-    """Soft labels, one row per class. The colour spans the weights off the diagonal, which show the similarity; the
-    diagonal, always the largest, has none."""
+    """Soft labels, one row per class. The colour of a weight is relative to the uniform weight of its row (blue is
+    more, orange is less), so that labels without similarity have none; nor has the diagonal, always the largest. In a
+    row that is almost hard, the unit is a quarter of the mean of all rows: weights near zero stay white."""
     weights = np.asarray(matrix, dtype=np.float64)
-    off = weights[~np.eye(len(classes), dtype=bool)]
-    low, high = (float(off.min()), float(off.max())) if off.size else (0.0, 1.0)
-    strength = (weights - low) / (high - low) if high > low else np.full_like(weights, 0.5)
-    np.fill_diagonal(strength, 0.0)
+    off = ~np.eye(len(classes), dtype=bool)
+    uniform = np.where(off, weights, 0).sum(axis=1, keepdims=True) / max(len(classes) - 1, 1)
+    relative = np.divide(weights, uniform, out=np.ones_like(weights), where=uniform > 0)
+    unit = np.maximum(uniform, uniform.mean() / 4)
+    change = np.divide(weights - uniform, unit, out=np.zeros_like(weights), where=unit > 0)
+    strength = np.where(off, np.clip(change, -1, 1), 0.0)
 
     def cell(i: int, j: int) -> Cell:
         text = f"{weights[i, j]:.2f}" if len(classes) <= MAX_SHARES else f"{100 * weights[i, j]:.0f}"
         title = f"soft label of {classes[i]}, weight on {classes[j]}: {weights[i, j]:.4f}"
-        return Cell(text, float(strength[i, j]), "diagonal" if i == j else "hit", title=title)
+        kind = "diagonal" if i == j else "hit" if strength[i, j] >= 0 else "miss"
+        return Cell(text, abs(float(strength[i, j])), kind, title=f"{title}, {relative[i, j]:.2f} times uniform")
 
     return _matrix_table(classes, strength, cell)
 
@@ -372,10 +376,11 @@ def agreement_table(agreement: Sequence[Sequence[float | None]], runs: Sequence[
 
 
 def _picture(strength: Floats) -> str:
-    """One pixel per cell, in one colour that is transparent where the strength is low: it suits any background."""
+    """One pixel per cell, blue or (below zero) orange, transparent where the strength is low: it suits any
+    background."""
     pixels = np.empty((*strength.shape, 4), dtype=np.uint8)
-    pixels[..., :3] = (46, 134, 200)
-    pixels[..., 3] = np.rint(255 * np.clip(strength, 0, 1) ** 0.5)
+    pixels[..., :3] = np.where(strength[..., None] >= 0, (46, 134, 200), (220, 130, 30))
+    pixels[..., 3] = np.rint(255 * np.clip(np.abs(strength), 0, 1) ** 0.5)
     return data_uri(Image.fromarray(pixels), "PNG", optimize=True)
 
 

@@ -36,8 +36,9 @@ from cclnet.runs.predictions import duration_text
 from cclnet.runs.scores import Estimate, Scores
 from cclnet.settings import data_options
 
-THUMBNAIL = 96  # pixels of the longer side
-LABEL_MODEL_METHOD = "ccl-forward"
+THUMBNAIL = 160  # pixels of the longer side
+LABEL_MODEL_METHOD, ORDERED_METHOD, BASELINE = "ccl-forward", "ordinal", "hard"
+FEW_IMAGES = 20  # of a class, as in the experiments with few images
 # Mean doubt of labels: 0.14 and 0.15 on the labels of ISIC 2018 and APTOS 2019, 0.23 and 0.24 with 20% of them wrong.
 MANY_DOUBTS = 0.2
 REFERRED = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)  # shares of images
@@ -74,7 +75,7 @@ def report_content(run: Path, scores: Scores, data: str | None = None) -> dict[s
         "scores": scores,
         "what": what_it_is(scores),
         "evaluated_on": evaluated_on(scores),
-        "in_short": sentences("summary", scores) + label_hint(run, scores),
+        "in_short": sentences("summary", scores) + method_hints(run, scores),
         "tiles": headline(scores),
         "class_scores": class_columns(scores),
         "operating_points": list(scores.per_class[0].thresholds),
@@ -90,6 +91,7 @@ def report_content(run: Path, scores: Scores, data: str | None = None) -> dict[s
         ],
         "referral": [] if scores.multilabel else [kept_at(stages[-1][1], 1 - referred) for referred in REFERRED],
         "soft_labels": figures.soft_label_table(matrix, classes) if matrix else None,
+        "uniform_weight": (1 - soft_labels.softness) / max(len(classes) - 1, 1) if soft_labels else None,
         "soft_label_sentences": sentences("soft_labels", soft_labels) if soft_labels else [],
         "unlike": sentences("unlike", statistics, REFUSED) if statistics else [],
         "training_figures": figures.training_curves(records, collapse),
@@ -171,13 +173,20 @@ def _made(scores: Scores) -> list[tuple[str, str]]:
     return [(name, f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in known]
 
 
-def label_hint(run: Path, scores: Scores) -> list[str]:
-    """A sentence for data where another method may be better, because held-out predictions doubt many labels."""
-    method = (scores.model or {}).get("method")
-    if scores.multilabel or method == LABEL_MODEL_METHOD:
+def method_hints(run: Path, scores: Scores) -> list[str]:
+    """Sentences for data where another method may be better: doubtful labels, few images, ordered classes."""
+    model = scores.model or {}
+    method, counts = model.get("method"), model.get("class_counts")
+    if scores.multilabel:
         return []
-    doubt = mean_doubt(run)
-    return sentences("label_hint", doubt) if doubt >= MANY_DOUBTS else []
+    doubt = mean_doubt(run) if method != LABEL_MODEL_METHOD else 0.0
+    fewest = min(counts) if counts and method not in (None, BASELINE) else FEW_IMAGES + 1
+    ordered = "quadratic_weighted_kappa" in scores.overall and method != ORDERED_METHOD
+    return (
+        (sentences("label_hint", doubt) if doubt >= MANY_DOUBTS else [])
+        + (sentences("few_images_hint", fewest) if fewest <= FEW_IMAGES else [])
+        + (sentences("order_hint") if ordered else [])
+    )
 
 
 def thumbnails(
@@ -220,7 +229,7 @@ def pixels(table: ImageTable, row: int) -> npt.NDArray[np.uint8]:
 
 
 def data_uri(image: npt.NDArray[np.uint8]) -> str:
-    """A JPEG of at most 96 pixels per side, as a data URI."""
+    """A JPEG of at most THUMBNAIL pixels per side, as a data URI."""
     picture = Image.fromarray(image).convert("RGB")
     picture.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
     return image_io.data_uri(picture, "JPEG", quality=80, optimize=True)
@@ -257,6 +266,8 @@ def _templates() -> Environment:
         "with_interval": text.with_interval,
         "difference": text.difference_text,
         "difference_interval": text.difference_interval_text,
+        "outcome": text.outcome_text,
+        "amount": text.amount_text,
         "p": text.p_text,
         "signed": text.signed_text,
         "threshold": text.threshold_text,

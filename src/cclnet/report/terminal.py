@@ -37,7 +37,7 @@ def print_scores(scores: Scores, report: Path, console: Console | None = None) -
         console.print(_rules_table(scores.decisions))
     for column in (own for own in scores.subgroups if own.column != GROUP_SIZE):  # the report has all of them
         console.print(_subgroup_table(column))
-    if scores.soft_labels:
+    if scores.soft_labels and scores.soft_labels.softness < 1:  # hard labels are no news
         if len(scores.classes) <= MAX_CLASSES:
             console.print(_matrix_table(scores.classes, scores.soft_labels))
         console.print(_soft_label_line(scores, scores.soft_labels), highlight=False)
@@ -111,9 +111,9 @@ def _soft_label_line(scores: Scores, soft_labels: SoftLabelSummary) -> str:
         line += f", collapse point {soft_labels.collapse_softness:.3f}"
     data = (scores.model or {}).get("trained", {}).get("data", "")
     if data.partition(":")[0] == "synthetic":
-        from cclnet.data.synthetic import known_similarity
+        from cclnet.data.synthetic import geometry_of, known_similarity
 
-        truth = agreement(soft_labels.matrix, known_similarity(len(scores.classes)))
+        truth = agreement(soft_labels.matrix, known_similarity(len(scores.classes), geometry_of(data)))
         if not math.isnan(truth):  # undefined for constant soft labels
             line += f", rank correlation with the known similarity {truth:.2f}"
     if soft_labels.inverse_frequency_agreement is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cclnet.evaluation.compare import MeanScore, MetricTest
+import re
+
+from cclnet.evaluation.compare import ALPHA, MeanScore, MetricTest, PairComparison, amount
 from cclnet.evaluation.metrics import find
 from cclnet.runs.scores import Estimate
 
@@ -46,6 +48,23 @@ def difference_interval_text(test: MetricTest | Estimate, name: str) -> str:
     return text.replace("-", "−")
 
 
+def amount_text(value: float | None, name: str) -> str:
+    """The size of a difference, without its sign: "2.1 points"."""
+    return NONE if value is None else amount(find(name), value)
+
+
+def outcome_text(test: MetricTest, pair: PairComparison, name: str) -> str:
+    """The verdict on one score in a few words. With one seed, two models are compared, not two methods."""
+    if test.difference is None:
+        return "undefined"
+    if test.evidence and test.better is not None:
+        return f"{pair.a if test.better == 'a' else pair.b} is better"
+    if min(pair.seeds.a, pair.seeds.b) == 1 and test.p_holm is not None and test.p_holm < ALPHA:
+        winner = pair.a if (test.difference > 0) == find(name).higher_is_better else pair.b
+        return f"the model of {winner} is better"
+    return "no evidence of a difference"
+
+
 def p_text(p: float | None) -> str:
     """A p-value as journals print it: "< 0.001", "0.0625"."""
     if p is None:
@@ -66,6 +85,11 @@ def count_text(number: int, what: str, many: str = "") -> str:
     return f"{number:,} {what if number == 1 else many or what + 's'}"
 
 
+def minus_signs(text: str) -> str:
+    """A sentence with minus signs before its negative numbers: "lsr minus ccl-net is −5.0 points"."""
+    return re.sub(r"(?<!\w)-(?=\d)", "−", text)
+
+
 def threshold_text(value: float | None) -> str:
-    """A threshold on a probability, with the digits that distinguish small ones: "0.312", "0.000421"."""
-    return NONE if value is None else f"{value:.3g}"
+    """A threshold on a probability, with the digits that distinguish small ones: "0.310", "0.000421"."""
+    return NONE if value is None else f"{value:#.3g}"

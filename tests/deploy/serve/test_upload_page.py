@@ -237,7 +237,7 @@ def test_rule_set_and_refusal_are_shown(browser: Browser, tmp_path: Path) -> Non
         assert page.inner_text("#set").split() == ["Possible", "classes", "at", "90%:", "red", "green"]
         assert page.inner_text("tr.first th") == "green"
         give(page, image_bytes((250, 240, 255)), name="paper.png")
-        page.wait_for_selector(".verdict.unsure")
+        page.wait_for_selector("#status:has-text('paper.png: ')")
         assert page.inner_text("#prediction") == "No prediction" and page.locator("#set").is_hidden()
         assert page.inner_text("#status") == "paper.png: No prediction, refused: unlike the training images."
         assert messages == []

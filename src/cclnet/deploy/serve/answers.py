@@ -49,6 +49,7 @@ class ClassProbability(BaseModel):
 class SimilarClass(BaseModel):
     name: str
     weight: float = Field(ge=0, le=1, description="Its weight in the soft label of the predicted class.")
+    relative: float = Field(ge=0, description="The weight relative to a uniform soft label: 1 is no similarity.")
 
 
 class HeatMap(BaseModel):
@@ -186,7 +187,7 @@ def make_answer(
         sureness=UNLIKE if prediction.refused else sureness(prediction.confidence),
         words=explain_confidence(prediction, model.multilabel, model.temperature is not None, curve),
         probabilities=[ClassProbability(name=n, probability=p) for n, p in ranked],
-        similar=[SimilarClass(name=n, weight=w) for n, w in prediction.similar],
+        similar=_similar(model, prediction),
         heat=None if heat is None else _heat_map(ranked[0][0], enlarge(heat, model.description.crop)),
         seen=Seen(**dict(zip(("left", "top", "width", "height"), upload.seen, strict=True))),
         picture=upload.picture or None,
@@ -194,6 +195,17 @@ def make_answer(
         model=settings.name,
         notice=NOTICE,
     )
+
+
+def _similar(model: Model, prediction: Prediction) -> list[SimilarClass]:
+    """The similar classes, each with its weight relative to the mean weight of the other classes in the soft label."""
+    if model.soft_labels is None or not prediction.similar:
+        return []
+    # The row that the weights are from: that of the label or, with several labels, of the most probable class.
+    own = prediction.label if prediction.label in model.classes else prediction.top(1)[0][0]
+    k = model.classes.index(own)
+    uniform = (1 - float(model.soft_labels[k, k])) / (len(model.classes) - 1)
+    return [SimilarClass(name=n, weight=w, relative=w / uniform) for n, w in prediction.similar]
 
 
 def _prediction_set(level: str | None, classes: tuple[str, ...] | None) -> PredictionSet | None:

@@ -6,6 +6,7 @@ const main = document.querySelector("main");
 const result = document.getElementById("result");
 const strength = document.getElementById("strength");
 const MOST_BARS = 10; // further classes are folded
+const FLAT = 1.05; // times the uniform weight: below it, a weight shows no similarity
 
 let shown = null; // the answer on the page and its file name
 
@@ -78,7 +79,8 @@ function showBars(answer) {
 function barTable(title, shares, chosen) {
   const table = element("table", "", "bars");
   const longest = Math.max(...shares.map(([name]) => name.length));
-  table.style.setProperty("--name", `${Math.min(Math.max(longest + 1, 3), 17)}ch`);
+  const word = Math.max(...shares.flatMap(([name]) => name.split(/[\s-]+/)).map((one) => one.length));
+  table.style.setProperty("--name", `${Math.min(Math.max(longest + 1, 3), Math.max(word + 1, 17), 24)}ch`); // no broken words
   const caption = document.createElement("caption");
   caption.append(element("span", title));
   const body = document.createElement("tbody");
@@ -129,27 +131,28 @@ async function showSimilar(answer) {
   const several = answer.label.split("|").length > 1 || answer.label === "";
   const first = several ? answer.probabilities[0].name : answer.label;
   const soft = answer.similar.length > 0;
-  const others = soft ? answer.similar : answer.probabilities.filter((one) => one.name !== first).slice(0, 2).map((one) => ({ name: one.name, weight: null }));
+  const others = soft ? answer.similar : answer.probabilities.filter((one) => one.name !== first).slice(0, 2).map((one) => ({ name: one.name }));
   const withPictures = Boolean(main.dataset.examples);
   document.getElementById("similar").hidden = !soft && !withPictures;
   document.getElementById("similar-title").textContent = soft ? `Classes most easily confused with ${first}` : "Examples of the most probable classes";
   document.getElementById("similar-text").textContent = [
-    soft ? `The weight of a class in the soft label of ${first} measures how similar the two look to the model.` : "",
+    soft ? `The weight of a class in the soft label of ${first} measures how similar the two look to the model. The line in the middle of a bar is the weight that all other classes would have without similarity.` : "",
+    soft && others.every((one) => one.relative < FLAT) ? "All weights are close to it: the model has learned no similarity for this class." : "",
     withPictures ? "The pictures are training images." : "",
   ].filter(Boolean).join(" ");
-  const cards = [...(withPictures ? [{ name: first, weight: null }] : []), ...others];
+  const cards = [...(withPictures ? [{ name: first }] : []), ...others];
   document.getElementById("similar-list").replaceChildren(
     ...(await Promise.all(cards.map((one) => card(one, withPictures, first)))),
   );
 }
 
-async function card({ name, weight }, withPictures, first) {
+async function card({ name, weight, relative }, withPictures, first) {
   const item = document.createElement("li");
   item.append(element("h3", name));
-  const line = element("p", "", weight === null ? "weight own" : "weight");
-  const text = weight !== null ? `weight ${percent(weight)}` : name === first ? "predicted" : "";
-  line.append(element("span", text), track(weight ?? 0));
-  item.append(line);
+  const line = element("p", "", "weight");
+  if (weight !== undefined) line.append(relativeBar(relative), element("span", `${relative.toFixed(2)} × uniform, weight ${percent(weight)}`));
+  else if (name === first) line.append(element("span", "predicted"));
+  if (line.children.length) item.append(line);
   if (withPictures) item.append(await thumbs(name));
   return item;
 }
@@ -175,6 +178,18 @@ function track(share) {
   const inner = document.createElement("i");
   inner.style.width = `${100 * share}%`;
   outer.append(inner);
+  return outer;
+}
+
+// A weight relative to uniform, from the middle of the bar: full at none and at twice the uniform weight.
+function relativeBar(relative) {
+  const outer = element("span", "", "relative");
+  const inner = element("i", "", relative < 1 ? "less" : "");
+  const end = 50 * Math.min(relative, 2);
+  inner.style.left = `${Math.min(end, 50)}%`;
+  inner.style.right = `${100 - Math.max(end, 50)}%`;
+  outer.setAttribute("aria-hidden", "true"); // the number beside it has the same content
+  outer.append(inner, document.createElement("b"));
   return outer;
 }
 
