@@ -36,7 +36,7 @@ from cclnet.runs.predictions import Predictions, read_predictions
 from cclnet.runs.provenance import origin
 from cclnet.settings import Settings, SplitSettings, make_settings, merge_layers, read_settings
 from cclnet.sweep.cells import IGNORED_SETTINGS, Cell, SweepOptions, SweepSummary, parse_shard
-from cclnet.sweep.local import run_sweep
+from cclnet.sweep.executors import run_sweep
 from cclnet.sweep.results import read_results
 
 FOLDS = 5

@@ -35,10 +35,10 @@ from cclnet.training.loop import train
 from similarity_cells import study_recipes, write_tuning_data
 
 DISTANCES = {
-    "places, against the spread within": {"whiten": True, "centre": False},
-    "directions, against the spread within": {"whiten": True, "centre": True},
-    "places": {"whiten": False, "centre": False},
-    "directions": {"whiten": False, "centre": True},
+    "Mahalanobis": {"whiten": True, "centre": False},
+    "Mahalanobis, centred": {"whiten": True, "centre": True},
+    "Euclidean": {"whiten": False, "centre": False},
+    "Euclidean, centred": {"whiten": False, "centre": True},
 }
 EMA_DECAY = 0.5
 
@@ -85,6 +85,15 @@ def histories(moments: Sequence[Tensor], reference: Floats, counts: Sequence[int
     return found
 
 
+# Names in measurements that were made before these.
+FORMER = {
+    "places, against the spread within": "Mahalanobis",
+    "directions, against the spread within": "Mahalanobis, centred",
+    "places": "Euclidean",
+    "directions": "Euclidean, centred",
+}
+
+
 def table(measured: dict[str, Any]) -> str:
     """Markdown, one row per distance: rank correlation with the reference at some epochs, and what else decides."""
     epochs = measured["epochs"]
@@ -100,7 +109,7 @@ def table(measured: dict[str, Any]) -> str:
         values = [f"{history['running'][epoch - 1]:.2f}" for epoch in shown]
         values.append(f"{history['rarity'][-1]:.2f}")
         values.append(f"{max(history['structure']):.2f}, {history['structure'][-1]:.2f}")
-        lines.append(f"| {' | '.join([name, *values])} |")
+        lines.append(f"| {' | '.join([FORMER.get(name, name), *values])} |")
     own = f"{agreement(measured['yardstick'], inverse_frequency(measured['counts'])):.2f}"
     lines.append(f"| {' | '.join(['the reference itself', *('–' for _ in shown), own, '–'])} |")
     return "\n".join(lines) + "\n"

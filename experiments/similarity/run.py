@@ -20,7 +20,7 @@ from cclnet.errors import InputError
 from cclnet.reproduce.experiments import SMOKE_DATA, PaperCell, check_data, decode_once, print_pages, select, unique
 from cclnet.reproduce.tables import write_documents
 from cclnet.sweep.cells import SweepOptions, SweepSummary, parse_shard
-from cclnet.sweep.local import run_sweep
+from cclnet.sweep.executors import run_sweep
 from similarity_cells import (
     TUNING,
     everything,

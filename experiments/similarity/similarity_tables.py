@@ -26,16 +26,18 @@ from cclnet.evaluation.similarity import (
     inverse_frequency_agreement,
     mean_confusion,
     partial_agreement,
+    partial_agreement_p,
 )
 from cclnet.files import make_folder
 from cclnet.report.text import NONE
 from cclnet.reproduce.experiments import BACKBONES, COMPARED
 from cclnet.reproduce.paper_figures import save_picture
-from cclnet.reproduce.seeds import RANKING, PaperResult, SeedStatistics, read_results, seeds_of
+from cclnet.reproduce.seeds import RANKING, PaperResult, SeedStatistics, correct_together, read_results, seeds_of
 from cclnet.reproduce.tables import (
     HEADS,
     NOT_RUN,
     PAIRS_CAPTION,
+    POWER_CAPTION,
     Grid,
     Grids,
     Lines,
@@ -43,6 +45,8 @@ from cclnet.reproduce.tables import (
     markdown,
     number,
     pair_fields,
+    part_of,
+    pooled_text,
     runs_text,
     score_field,
     write_tables,
@@ -129,7 +133,8 @@ def _reliability(results: Sequence[PaperResult], measured: Mapping[str, Referenc
         if (own := measured[title]) is not None:
             counts = rows_of(results, backbone)["reference"][0].class_counts
             frequency = inverse_frequency_agreement(own.balanced, counts)
-            text += f" The reference and inverse class frequency: {frequency:.2f} ({title})"
+            p = agreement_p(own.balanced, inverse_frequency(counts))
+            text += f" The reference and inverse class frequency: {frequency:.2f}, p {p:.2g} ({title})"
             text += "." if own.seeds_agree is None else f"; the references of two seeds: {own.seeds_agree:.2f}."
     return text
 
@@ -144,7 +149,8 @@ def _between_backbones(results: Sequence[PaperResult]) -> str:
             if (own := seeds_of(results, row_cell(name, backbone))) and own[0].soft_labels
         }
         pairs = [
-            f"{first} and {second} {number(agreement(matrices[first], matrices[second]), 2)}"
+            f"{first} and {second} {number(agreement(matrices[first], matrices[second]), 2)} "
+            f"(p {agreement_p(matrices[first], matrices[second]):.2g})"
             for first, second in itertools.combinations(matrices, 2)
         ]
         text += f" {label}, agreement of backbones: {', '.join(pairs)}." if pairs else ""
@@ -160,14 +166,18 @@ def _structure_fields(own: Sequence[PaperResult], measured: References | None) -
     ]
     between = [agreement(a, b) for a, b in itertools.combinations(matrices, 2)]
     given = [] if balanced is None else [partial_agreement(m, balanced, inverse_frequency(counts)) for m in matrices]
+    given_p: Lines = ()
+    if balanced is not None:
+        largest = max(partial_agreement_p(m, balanced, inverse_frequency(counts)) for m in matrices)
+        given_p = (f"p {largest:.2g}",)
     return [
         _agreements(matrices, balanced),
         _agreements(matrices, corrected),
         (*_mean([result.inverse_frequency_agreement for result in own]), _p(matrices, inverse_frequency(counts))),
-        _mean(given),
+        (*_mean(given), *given_p),
         _mean([result.final_softness for result in own]),
         _mean(sizes),
-        (number(statistics.mean(between), 2) if between else NONE,),
+        (number(statistics.mean(between), 2), _pairs_p(matrices)) if between else (NONE,),
         (", ".join(str(result.freeze_epoch or "never") for result in own),),
     ]
 
@@ -181,6 +191,11 @@ def _p(matrices: Sequence[Floats], other: Floats) -> str:
     return f"p {max(agreement_p(matrix, other) for matrix in matrices):.2g}"
 
 
+def _pairs_p(matrices: Sequence[Floats]) -> str:
+    """The largest p over pairs of seeds."""
+    return f"p {max(agreement_p(a, b) for a, b in itertools.combinations(matrices, 2)):.2g}"
+
+
 def _mean(values: Sequence[float | None]) -> Lines:
     """The mean, and with several seeds each value: [0.5, 0.7] gives ('0.60', '0.50, 0.70')."""
     known = [value for value in values if value is not None and not math.isnan(value)]
@@ -192,16 +207,18 @@ def _mean(values: Sequence[float | None]) -> Lines:
 
 def scores_grid(results: Sequence[PaperResult], seeds: SeedStatistics) -> Grid:
     """The scores of each method on the split by lesion."""
-    rows = []
+    rows, cells = [], {backbone: rows_of(results, backbone) for backbone in BACKBONES}
+    pooled = seeds.pooled_variance([own for found in cells.values() for own in found.values()])
     for backbone, title in BACKBONES.items():
-        for name, own in rows_of(results, backbone).items():
+        for name, own in cells[backbone].items():
             if own or backbone == "resnet18":
-                mean = seeds.mean(own) if own else None
+                mean = seeds.mean(own, pooled) if own else None
                 scores = [score_field(mean, score) for score in SCORED]
                 rows.append(((title,), (ROWS[name],), (str(len(own) or NONE),), *scores))
     return Grid(
         "Soft labels that follow visual similarity, on the split by lesion",
-        "Mean over seeds ± their standard deviation, and the 95% interval over seeds and lesions.",
+        "Mean over seeds ± their standard deviation, and the 95% interval over seeds and lesions."
+        + pooled_text(pooled),
         ("Backbone", "Labels", "Seeds", *(HEADS[name] for name in SCORED)),
         tuple(rows),
         names=3,
@@ -218,12 +235,13 @@ def scores_pairs_grid(results: Sequence[PaperResult], seeds: SeedStatistics) -> 
             groups = {ROWS[name]: found[name] for name in (*others, reference)}
             compared = seeds.compare_with(groups, ROWS[reference], f"similarity, {backbone}")
             pairs += [(title, pair) for pair in compared["pairs"]] if compared else []
-    return pairs_grid("Paired by seed", f"{PAIRS_CAPTION}the pairs with the same second.", pairs)
+    return pairs_grid("Paired by seed", f"{PAIRS_CAPTION}all pairs of this table. {POWER_CAPTION}", pairs)
 
 
 def pairs_grid(title: str, caption: str, pairs: Sequence[tuple[str, Mapping[str, Any]]]) -> Grid:
     names = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", *RANKING, "ece_calibrated")
-    rows = [((backbone,), *pair_fields(pair, names)) for backbone, pair in pairs]
+    corrected = correct_together([pair for _, pair in pairs])
+    rows = [((backbone,), *pair_fields(pair, names)) for (backbone, _), pair in zip(pairs, corrected, strict=True)]
     columns = ("Backbone", "Pair", "Seeds", *(HEADS[name] for name in names), "In words")
     empty: tuple[Lines, ...] = ((NONE,), (NOT_RUN,), *(((NONE,),) * (len(columns) - 2)))
     return Grid(title, caption, columns, tuple(rows) or (empty,), names=2, words=True)
@@ -339,7 +357,9 @@ def study_grids(results: Path, seeds: SeedStatistics) -> Grids:
         "tune": [tune_grid(read_results(results / "tune"))],
         "similarity": [structure_grid(found), scores_grid(found, seeds), scores_pairs_grid(found, seeds)],
         "tune-similarity": [tune_similarity_grid(read_results(results / "tune-lesion"))],
-        "uses": [uses_grid(found, seeds)],
+        **(
+            {"uses": [uses_grid(found, seeds)]} if any(seeds_of(found, cell) for cell in uses() if cell.variant) else {}
+        ),
     }
 
 
@@ -352,7 +372,7 @@ def write_study(results: Path) -> list[Path]:
     grids = study_grids(results, seeds)
     seeds.write()
     rows = {"tune": _tuning_rows(results / "tune"), "tune-similarity": _tuning_rows(results / "tune-lesion")}
-    beyond = [grid for name in ("similarity", "uses", "tune-similarity") for grid in grids[name]]
+    beyond = [grid for name in ("similarity", "uses", "tune-similarity") for grid in grids.get(name, ())]
     pages = {
         "tune": ("Open choices of CCL-Net's recipe", grids["tune"], []),
         "similarity": ("Soft labels that follow visual similarity", beyond, figures),
@@ -367,17 +387,21 @@ def _tuning_rows(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+SHORT = ("Labels", "Seeds", "Accuracy", "Balanced accuracy", "Macro AUC", "AURC", "ECE after temperature")
+
+
 def study_blocks(results: Path) -> dict[str, dict[str, str]]:
     """The generated blocks of each document, by document and marker."""
     grids = study_grids(results, SeedStatistics(results))
     structure, *scored = grids["similarity"]
     return {
         "docs/similarity.md": {"similarity": markdown(structure)},
-        "docs/soft_targets.md": {
+        "docs/soft_targets.md": {"similarity scores short": markdown(part_of(scored[0], SHORT, Backbone="ResNet-18"))},
+        "docs/tables_soft_labels.md": {
             "similarity scores": markdown(*scored),
             "tune-similarity": markdown(*grids["tune-similarity"]),
         },
-        "docs/reproduce.md": {"tune": markdown(*grids["tune"])},
+        "docs/tables_paper.md": {"tune": markdown(*grids["tune"])},
     }
 
 

@@ -1,6 +1,6 @@
 """Measure ways of using CCL-Net's soft labels on the synthetic set with known similarity: several seeds, paired tests.
 
-    python experiments/similarity/uses_synthetic.py --document docs/soft_targets.md
+    python experiments/similarity/uses_synthetic.py --document docs/tables_soft_labels.md
 
 trains unchanged CCL-Net and one change at a time (weight and temperature of the soft label, mixup, cutmix, unsoften)
 with the recipe known_similarity.toml, and compares each with the first. Writes results/uses_planted.md; existing runs

@@ -1,7 +1,9 @@
 """Train heads on frozen features with every method of the study, and write its tables. PLAN.md says what it asks.
 
 python experiments/soft_labels/bench.py run --features FOLDER --tables FOLDER --out runs/soft_labels
-python experiments/soft_labels/bench.py tables --out runs/soft_labels --document docs/using.md
+python experiments/soft_labels/bench.py tables --out runs/soft_labels --documents docs/*.md
+
+The features of FOLDER are those of extract_features.py, one file DATA-BACKBONE.npz each.
 
 A cell is one method on one seed of one task. Its test predictions are one file in --out; a cell whose file exists is
 not trained again, so the command may be interrupted and repeated.
@@ -40,10 +42,11 @@ from rivals import (
     uniform_matrix,
 )
 
-HIDDEN, EPOCHS, BATCH, LR, WEIGHT_DECAY = 512, 40, 256, 1e-3, 1e-2
+HIDDEN, EPOCHS, BATCH, LR, WEIGHT_DECAY = 512, 20, 256, 1e-3, 1e-2  # the first plan had 40 epochs
 FEW, FEW_BATCH = 1000, 32  # with fewer images than FEW, smaller batches, or there would be 40 steps in all
 STAGE_ONE = 10  # epochs of hard labels before anchors are read
-SEEDS, TUNING_SEEDS = range(8), (101, 102, 103)
+SEEDS, TUNING_SEEDS = range(8, 16), (101, 102, 103)  # the first plan had seeds 0 to 7
+BACKBONES = ("tf_efficientnet_lite0", "mobilenetv2_100")
 REGIMES: dict[str, tuple[float, int | None]] = {
     "clean": (0.0, None), "noise20": (0.2, None), "noise40": (0.4, None), "few20": (0.0, 20), "few80": (0.0, 80),
 }  # fmt: skip
@@ -152,14 +155,15 @@ def trained(task: Task, method: str, seed: int) -> CCLNet:
         "dual-T": lambda c: Forward(c, dual_matrix(stage_one(task, seed), task.given)),
         "VolMinNet": VolMinNet,
         "SCE": SymmetricCrossEntropy,
-        "ELR": lambda c: EarlyLearning(c, len(task.train)),
+        "ELR": lambda c: EarlyLearning(c, len(task.train), strength=1.0),
     }
     if method == "co-teaching":
         return fit_co_teaching(task, seed)
-    if method == "hard, 10 epochs":
-        return fit(task, network(task, "hard", seed), seed, STAGE_ONE)
     if method in fixed:
         return fit(task, network(task, fixed[method], seed), seed)
+    method, stopped, epochs = method.partition(", ")  # "hard, 10 epochs"
+    if stopped:
+        return fit(task, network(task, method, seed), seed, int(epochs.removesuffix(" epochs")))
     name, _, options = method.partition(":")
     settings = {key: float(value) for key, value in (pair.split("=") for pair in options.split(",") if pair)}
     if "warmup" in settings:
@@ -175,10 +179,11 @@ class Cell:
     regime: str
     method: str
     seed: int
+    backbone: str = BACKBONES[0]
 
     def path(self, out: Path) -> Path:
         words = "".join(c if c.isalnum() or c in ".=" else "-" for c in self.method)
-        return out / f"{self.data}-{self.regime}-{words}-seed{self.seed}.npz"
+        return out / f"{self.data}-{self.backbone}-{self.regime}-{words}-seed{self.seed}.npz"
 
 
 def run_cell(cell: Cell, data: Features, out: Path, tuning: bool) -> None:
@@ -200,42 +205,43 @@ def run_cell(cell: Cell, data: Features, out: Path, tuning: bool) -> None:
         images=task.test_images,
         matrix=np.zeros((0, 0)) if labels is None else labels.detach().double().numpy(),
         about=json.dumps({
-            "data": cell.data, "regime": cell.regime, "method": cell.method, "seed": cell.seed, "seconds": seconds,
-            "commit": getattr(source_commit(), "sha", None), "versions": versions(), "device": "cpu",
+            "data": cell.data, "regime": cell.regime, "method": cell.method, "seed": cell.seed,
+            "backbone": cell.backbone, "seconds": seconds, "commit": getattr(source_commit(), "sha", None),
+            "versions": versions(), "device": "cpu",
         }),
     )  # fmt: skip
     temporary.replace(path)
 
 
-BASELINES = ("hard", "lsr:epsilon=0.23")
-OURS = ("ccl-forward", "ccl-forward:logit_adjustment=1")
+BASELINES = ("hard", "hard, 10 epochs", "hard, 40 epochs")
+OURS = ("ccl-forward", "ccl-forward:softness=0.7,align=0")  # the second as in the first plan
 RIVALS = (
-    "hard, 10 epochs", "forward true (oracle)", "SCE", "ELR", "dual-T", "hard:logit_adjustment=1", "forward uniform",
-    "anchors", "VolMinNet", "co-teaching",
+    "SCE", "ELR", "dual-T", "forward true (oracle)", "co-teaching", "VolMinNet", "anchors", "forward uniform",
+    "lsr:epsilon=0.23", "soft targets 0.8",
 )  # fmt: skip
-CANDIDATES = ("soft targets 0.8", "soft then hard", "instance targets", "forward class means", "forward dictionary")
-STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (  # the most important cells first
-    ("noise40", BASELINES + OURS),
-    ("clean", BASELINES + OURS),
-    ("few20", (*BASELINES, *OURS, "soft targets 0.8")),
-    ("noise40", (*RIVALS[:5], CANDIDATES[0])),
-    ("clean", CANDIDATES[:3]),
-    ("noise20", BASELINES + OURS),
-    ("noise40", RIVALS + CANDIDATES),
-    ("few80", (*BASELINES, *OURS, "soft targets 0.8")),
-    ("noise20", RIVALS + CANDIDATES),
-    ("clean", RIVALS + CANDIDATES),
+ABLATION = ("ccl-forward:align=0", "ccl-forward:logit_adjustment=1")
+STAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # the most important cells first
+    (BACKBONES[0], "noise40", BASELINES + OURS),
+    (BACKBONES[0], "clean", BASELINES + OURS),
+    (BACKBONES[0], "noise40", RIVALS),
+    (BACKBONES[1], "noise40", (*BASELINES[:2], *OURS, *RIVALS[:4])),
+    (BACKBONES[0], "clean", ("soft then hard", "soft targets 0.8")),
+    (BACKBONES[0], "noise20", BASELINES + OURS),
+    (BACKBONES[0], "few20", (BASELINES[0], OURS[0])),
+    (BACKBONES[0], "noise40", ABLATION),
+    (BACKBONES[1], "clean", (BASELINES[0], OURS[0])),
+    (BACKBONES[1], "noise40", RIVALS),
 )
 
 
 def planned(seeds: range | tuple[int, ...]) -> list[Cell]:
     """All cells of the plan, the most important first. `ordinal` is told the order, so it is for APTOS alone."""
     cells = []
-    for regime, methods in STAGES:
+    for backbone, regime, methods in STAGES:
         for method in methods:
-            cells += [Cell(data, regime, method, seed) for data in CLASSES for seed in seeds]
+            cells += [Cell(data, regime, method, seed, backbone) for data in CLASSES for seed in seeds]
         if methods == BASELINES + OURS:
-            cells += [Cell("aptos", regime, "ordinal", seed) for seed in seeds]
+            cells += [Cell("aptos", regime, "ordinal", seed, backbone) for seed in seeds]
     return list(dict.fromkeys(cells))
 
 
@@ -246,35 +252,42 @@ def run(options: argparse.Namespace) -> None:
     if options.methods:
         regimes = options.regimes or list(REGIMES)
         seeds = TUNING_SEEDS if options.tuning else SEEDS
-        cells = [Cell(d, r, m, s) for r in regimes for d in options.data for m in options.methods for s in seeds]
+        cells = [
+            Cell(d, r, m, s, options.backbone)
+            for r in regimes for d in options.data for m in options.methods for s in seeds
+        ]  # fmt: skip
     index, count = options.shard
     cells = [c for c in cells if c.data in options.data and (not options.regimes or c.regime in options.regimes)]
-    opened: dict[str, Features] = {}
+    opened: dict[tuple[str, str], Features] = {}
     began = time.monotonic()
     for cell in cells[index::count]:
         if time.monotonic() - began > 60 * options.max_minutes:
             print("time is over; repeat the command to continue")
             return
+        file, key = options.features / f"{cell.data}-{cell.backbone}.npz", (cell.data, cell.backbone)
         if cell.path(options.out).exists():
             continue
-        if cell.data not in opened:
-            file = options.features / f"{cell.data}-lite0-224.npz"
-            opened[cell.data] = read_features(cell.data, file, options.tables / cell.data)
-        run_cell(cell, opened[cell.data], options.out, options.tuning)
+        if not file.exists():
+            print(cell, f"left out: there is no {file.name} yet", flush=True)
+            continue
+        if key not in opened:
+            opened[key] = read_features(cell.data, file, options.tables / cell.data)
+        run_cell(cell, opened[key], options.out, options.tuning)
         print(cell, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "tables"))
-    parser.add_argument("--features", type=Path, help="folder with DATA-lite0-224.npz (names, features)")
+    parser.add_argument("--features", type=Path, help="folder with DATA-BACKBONE.npz (names, features)")
     parser.add_argument("--tables", type=Path, help="folder with isic2018/ and aptos/, for their CSV files")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=Path("results/soft_labels"))
-    parser.add_argument("--document", type=Path, help="a page that shows the tables, docs/using.md")
+    parser.add_argument("--documents", type=Path, nargs="*", default=[], help="pages that show the tables")
     parser.add_argument("--data", nargs="+", choices=list(CLASSES), default=list(CLASSES))
     parser.add_argument("--regimes", nargs="+", choices=list(REGIMES))
     parser.add_argument("--methods", nargs="+", help="instead of those of the plan")
+    parser.add_argument("--backbone", choices=BACKBONES, default=BACKBONES[0], help="with --methods")
     parser.add_argument("--tuning", action="store_true", help="seeds and split for tuning")
     parser.add_argument("--shard", type=lambda text: tuple(map(int, text.split("/"))), default=(0, 1), help="0/2, 1/2")
     parser.add_argument("--max-minutes", type=float, default=1e9)
@@ -285,8 +298,9 @@ def main() -> None:
         from bench_tables import show_in, write_tables
 
         write_tables(options.out, options.results)
-        if options.document:
-            show_in(options.document, options.results)
+        for document in options.documents:
+            show_in(document, options.results)
+            show_in(document, options.results / "first_plan", "first plan")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ TITLES = {
     "noise40": "40% of the training labels wrong", "few20": "20 images per class", "few80": "80 images per class",
 }  # fmt: skip
 DATA_TITLES = {"isic2018": "ISIC 2018", "aptos": "APTOS 2019"}
+FIRST_BACKBONE = "tf_efficientnet_lite0"
+OURS, FIRST_FORM, ORACLE = "ccl-forward", "ccl-forward:softness=0.7,align=0", "forward true (oracle)"
 COLUMNS = {
     "isic2018": {
         "accuracy": "Accuracy", "balanced_accuracy": "Balanced accuracy", BALANCED: "… prior divided out",
@@ -41,6 +43,7 @@ COLUMNS = {
     },
 }  # fmt: skip
 Samples = dict[str, tuple[float, Floats]]  # by metric: value, and draws [D]
+Add = Callable[[str, str, tuple[str, str, str], bool, str], None]  # name, words, task, whether it held, figures
 
 
 def samples_of(cell: Mapping[str, Any], units: Units) -> Samples:
@@ -81,23 +84,27 @@ def order_correlation(matrix: npt.NDArray[np.float64]) -> float:
 
 
 def study(out: Path) -> list[dict[str, Any]]:
-    """For each data set and regime: values of every seed, and tests against hard labels, ours against the rest."""
-    by_task: dict[tuple[str, str], dict[str, dict[int, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    """For each data set, backbone and regime: values of every seed, and tests against hard labels, ours against the
+    rest."""
+    by_task: dict[tuple[str, str, str], dict[str, dict[int, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     for path in sorted(out.glob("*.npz")):
         if ".tmp" not in path.name:
             cell = read_cell(path)
-            by_task[cell["data"], cell["regime"]][cell["method"]][cell["seed"]] = cell
-    return [task_result(data, regime, methods) for (data, regime), methods in sorted(by_task.items())]
+            by_task[cell["data"], cell["backbone"], cell["regime"]][cell["method"]][cell["seed"]] = cell
+    order = sorted(by_task, key=lambda task: (task[0], task[1] != FIRST_BACKBONE, task[2]))
+    return [task_result(*task, by_task[task]) for task in order]
 
 
-def task_result(data: str, regime: str, methods: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
+def task_result(data: str, backbone: str, regime: str, methods: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
     first = next(iter(next(iter(methods.values())).values()))
     units = units_of(Predictions(
         first["images"], first["labels"], first["probabilities"] / first["probabilities"].sum(axis=1, keepdims=True),
         CLASSES[data], first["groups"],
     ))  # fmt: skip
     sampled = {m: {s: samples_of(cell, units) for s, cell in sorted(own.items())} for m, own in methods.items()}
-    result: dict[str, Any] = {"data": data, "regime": regime, "primary": PRIMARY[regime], "methods": {}, "tests": {}}
+    result: dict[str, Any] = {
+        "data": data, "backbone": backbone, "regime": regime, "primary": PRIMARY[regime], "methods": {}, "tests": {},
+    }  # fmt: skip
     for method, own in sampled.items():
         cells = methods[method]
         result["methods"][method] = {
@@ -110,7 +117,7 @@ def task_result(data: str, regime: str, methods: dict[str, dict[int, dict[str, A
         if data == "aptos" and method.startswith("ccl-forward"):
             found = [order_correlation(cells[s]["matrix"]) for s in sorted(own)]
             result["methods"][method]["order_correlation"] = found
-    for reference in ("hard", "ccl-forward", "ccl-forward:logit_adjustment=1", "soft targets 0.8", "ordinal"):
+    for reference in ("hard", OURS, "ordinal"):
         if reference in sampled:
             result["tests"][reference] = tests_against(reference, sampled, units)
     result["versions"] = first["versions"]
@@ -150,7 +157,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     data, regime, primary = result["data"], result["regime"], result["primary"]
     columns, tests = COLUMNS[data], result["tests"].get("hard", {})
     primary_title = "Balanced accuracy, prior divided out," if primary == BALANCED else columns[primary]
-    title = f"**{DATA_TITLES[data]}: {TITLES[regime]}.** Mean ± standard deviation over seeds, best first."
+    title = f"**{DATA_TITLES[data]}, {result['backbone']}: {TITLES[regime]}.** Mean ± standard deviation, best first."
     header = ["Method", "Seeds", *columns.values(), f"{primary_title} against hard"]
     lines = [title, "", "| " + " | ".join(header) + " |", "|---|" + "--:|" * (len(header) - 1)]
     methods = result["methods"]
@@ -184,11 +191,116 @@ def _difference(test: Mapping[str, float | None]) -> str:
     return f"{100 * difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}], p {shown}"
 
 
-def show_in(document: Path, results: Path) -> None:
+def summary(results: list[dict[str, Any]]) -> str:
+    """One row per task: balanced accuracy (prior divided out) and macro AUC of hard labels, ours and the best rival."""
+    lines = [
+        "| Labels | Data, backbone | Balanced accuracy: `hard` | Best rival | `ccl-forward` "
+        "| Macro AUC: `hard` | Best rival | `ccl-forward` |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for regime in ("noise40", "noise20", "clean", "few20"):
+        for own in (r for r in results if r["regime"] == regime and {"hard", OURS} <= set(r["methods"])):
+            values = {name: method["values"] for name, method in own["methods"].items()}
+            rivals = [m for m in values if m not in ("hard", ORACLE) and not m.startswith(OURS)]
+            fields = [TITLES[regime], f"{DATA_TITLES[own['data']]}, {own['backbone']}"]
+            for metric in (BALANCED, "macro_auroc"):
+                means = {name: float(np.mean(found[metric])) for name, found in values.items()}
+                best = max(rivals, key=means.__getitem__, default=None)
+                shown = "–" if best is None else f"{means[best]:.3f} (`{best}`)"
+                fields += [f"{means['hard']:.3f}", shown, f"{means[OURS]:.3f}"]
+            lines.append("| " + " | ".join(fields) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def points(test: Mapping[str, float | None]) -> float:
+    """The difference of a test, in points."""
+    assert test["difference"] is not None
+    return 100 * test["difference"]
+
+
+def at_most(p: float | None, level: float) -> bool:
+    return p is not None and p < level
+
+
+def verdicts(results: list[dict[str, Any]]) -> str:
+    """The table of the hypotheses of the second plan, each with its figures; see PLAN.md for what they mean."""
+    found = {(r["data"], r["backbone"], r["regime"]): r for r in results}
+    lines = ["| | hypothesis | data, backbone | result | |", "|---|---|---|---|---|"]
+
+    def add(name: str, words: str, key: tuple[str, str, str], held: bool, figures: str) -> None:
+        where = f"{DATA_TITLES[key[0]]}, {key[1]}"
+        lines.append(f"| {name} | {words} | {where} | {'held' if held else '**failed**'} | {figures} |")
+
+    for key, result in found.items():
+        tests = result["tests"].get("hard", {}).get(OURS)
+        if tests is None:
+            continue
+        if key[2] == "noise40":
+            gain, auc = tests[BALANCED], points(tests["macro_auroc"])
+            held = points(gain) >= 3 and at_most(gain["p_holm"], 0.01) and auc >= -0.3
+            add("S1", "40% wrong: balanced accuracy above `hard` by 3 points, macro AUC not below", key, held,
+                f"{_difference(gain)}; macro AUC {auc:+.1f}")  # fmt: skip
+            rivals = rival_tests(result)
+            name, least = min(rivals.items(), key=lambda item: -points(item[1]))
+            held = all(points(own) <= -3 and at_most(own["p_holm"], 0.01) for own in rivals.values())
+            add("S2", "40% wrong: above each of the rivals by 3 points", key, held,
+                f"{len(rivals)} rivals; closest `{name}`: {_difference(reverse(least))}")  # fmt: skip
+        if key[2] == "noise20":
+            gain = tests[BALANCED]
+            held = points(gain) >= 1 and at_most(gain["p_holm"], 0.05)
+            add("S4", "20% wrong: balanced accuracy above `hard` by 1 point", key, held, _difference(gain))
+        if key[2] == "clean":
+            ranked = {"macro AUC": "macro_auroc", "area under risk-coverage": "aurc"}
+            if key[0] == "isic2018":
+                ranked["melanoma AUC"] = "auroc:MEL"
+            shown = {title: points(tests[metric]) for title, metric in ranked.items()}
+            held = all((-v if "risk" in title else v) >= -0.3 for title, v in shown.items())
+            intervals = "; ".join(f"{title} {_difference(tests[metric])}" for title, metric in ranked.items())
+            add("S3", "clean: ranking within 0.3 points of `hard`", key, held, intervals)
+    add_further_verdicts(found, add)
+    head, rows = lines[:2], sorted(lines[2:])
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def add_further_verdicts(found: Mapping[tuple[str, str, str], dict[str, Any]], add: Add) -> None:
+    """S5 to S7."""
+    for key, result in found.items():
+        own = result["tests"].get(OURS, {})
+        if key[2] == "noise40" and FIRST_FORM in own:
+            test = own[FIRST_FORM][BALANCED]
+            add("S5", "40% wrong: above its first form (diagonal of 0.7, no alignment)", key,
+                points(test) < 0 and at_most(test["p_holm"], 0.05), _difference(reverse(test)))  # fmt: skip
+        correlation = result["methods"].get(OURS, {}).get("order_correlation")
+        if correlation and key[2] in ("clean", "noise40"):
+            add("S6", f"{TITLES[key[2]]}: rank correlation of the matrix with the order at least 0.9", key,
+                bool(np.mean(correlation) >= 0.9), f"{_mean(correlation)}; bound 0.950")  # fmt: skip
+        if key[2] == "noise40" and key[0] == "aptos" and "ordinal" in result["methods"]:
+            kappa = "quadratic_weighted_kappa"
+            against = result["tests"]["hard"][OURS][kappa]
+            means = {m: float(np.mean(result["methods"][m]["values"][kappa])) for m in (OURS, "ordinal")}
+            held = at_most(against["p_holm"], 0.05) and points(against) > 0 and means[OURS] >= means["ordinal"]
+            figures = f"{_difference(against)} against `hard`; {means[OURS]:.3f}, `ordinal` {means['ordinal']:.3f}"
+            add("S7", "40% wrong: quadratic kappa above `hard`, not below `ordinal`", key, held, figures)
+
+
+def rival_tests(result: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Every rival minus ours, in balanced accuracy; forms of ours and the oracle are no rivals."""
+    own = result["tests"][OURS]
+    return {name: tests[BALANCED] for name, tests in own.items() if not name.startswith(OURS) and name != ORACLE}
+
+
+def reverse(test: Mapping[str, float | None]) -> dict[str, float | None]:
+    """The test with the two methods exchanged."""
+    low, high, difference = (test[name] for name in ("low", "high", "difference"))
+    assert low is not None and high is not None and difference is not None
+    return {**test, "difference": -difference, "low": -high, "high": -low}
+
+
+def show_in(document: Path, results: Path, marker: str = "soft labels") -> None:
     """Put every table of ``results`` between its markers in a document, ``<!-- soft labels NAME -->``."""
     text = document.read_text(encoding="utf-8")
     for table in sorted(results.glob("*.md")):
-        begin, end = (f"<!-- {slash}soft labels {table.stem} -->" for slash in ("", "/"))
+        begin, end = (f"<!-- {slash}{marker} {table.stem} -->" for slash in ("", "/"))
         before, found, after = text.partition(begin)
         if found:
             text = f"{before}{begin}\n{table.read_text(encoding='utf-8').strip()}\n{end}{after.partition(end)[2]}"
@@ -206,4 +318,7 @@ def write_tables(out: Path, results: Path) -> None:
     for regime in TITLES:
         if own := [markdown(result) for result in found if result["regime"] == regime]:
             write_whole(results / f"{regime}.md", "\n".join(own))
+    for name, table in (("hypotheses", verdicts(found)), ("summary", summary(found))):
+        write_whole(results / f"{name}.md", table)
+        print(table)
     print("\n".join(markdown(result) for result in found))

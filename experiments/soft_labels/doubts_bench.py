@@ -26,7 +26,7 @@ import torch
 from scipy import stats
 from sklearn.metrics import average_precision_score
 
-from bench import SEEDS, STAGE_ONE, TUNING_SEEDS, fit, network, predict
+from bench import BACKBONES, SEEDS, STAGE_ONE, TUNING_SEEDS, fit, network, predict
 from cclnet.evaluation.doubts import label_model
 from cclnet.files import write_whole
 from cclnet.runs.provenance import source_commit, versions
@@ -124,7 +124,7 @@ def main() -> None:
     options.results.mkdir(parents=True, exist_ok=True)
     cells: list[dict[str, Any]] = []
     for name in sorted(CLASSES):
-        data = read_features(name, options.features / f"{name}-lite0-224.npz", options.tables / name)
+        data = read_features(name, options.features / f"{name}-{BACKBONES[0]}.npz", options.tables / name)
         seeds = TUNING_SEEDS if options.tuning else SEEDS
         for rate in (0.2, 0.4):
             for seed in seeds:

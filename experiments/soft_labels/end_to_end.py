@@ -109,8 +109,9 @@ def keep_predictions(cell: Cell, folder: Path, out: Path) -> None:
         images=np.array([Path(name).stem for name in own.images]),
         matrix=np.zeros((0, 0)) if labels is None else labels,
         about=json.dumps({
-            "data": cell.data, "regime": cell.regime, "method": cell.method, "seed": cell.seed, "seconds": 0.0,
-            "commit": getattr(source_commit(), "sha", None), "versions": versions(), "device": "gpu",
+            "data": cell.data, "regime": cell.regime, "method": cell.method, "seed": cell.seed,
+            "backbone": cell.backbone, "seconds": 0.0, "commit": getattr(source_commit(), "sha", None),
+            "versions": versions(), "device": "gpu",
         }),
     )  # fmt: skip
 
@@ -133,7 +134,7 @@ def main() -> None:
             for data in options.data:
                 for seed in options.seeds:
                     for method in options.methods:
-                        cell = Cell(data, regime, method, seed)
+                        cell = Cell(data, regime, method, seed, training)
                         if not cell.path(options.out / "cells" / training).exists():
                             train_cell(cell, training, options)
                             print(training, cell, flush=True)

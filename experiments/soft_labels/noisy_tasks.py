@@ -167,12 +167,12 @@ def chosen_groups(groups: Integers, seed: int = TEST_SEED) -> npt.NDArray[np.boo
     return np.random.default_rng(seed).permutation(count) < round(TEST_SHARE * count)
 
 
-_PROJECTIONS: dict[tuple[str, bytes], Callable[[Floats], Tensor]] = {}  # by data set and training rows
+_PROJECTIONS: dict[tuple[bytes, bytes], Callable[[Floats], Tensor]] = {}  # by first features and training rows
 
 
 def _principal_components(data: Features, train: Integers) -> Callable[[Floats], Tensor]:
     """Projection on the leading components of the training features, scaled to a mean variance of one."""
-    key = data.name, train.tobytes()
+    key = data.features[0].tobytes(), train.tobytes()
     if key not in _PROJECTIONS:
         features = data.features[train]
         mean = features.mean(axis=0)

@@ -1,10 +1,10 @@
 """Measure decisions, prediction sets, unlike images and abstention on real data; PLAN.md says what it asks.
 
-python experiments/uncertainty/uncertainty_study.py --isic FOLDER --aptos FOLDER --features FOLDER --weights FILE
+    cclnet probe DATA --out RUN          # for ISIC 2018, APTOS 2019 and brain MRI, with the same backbone
+    python experiments/uncertainty/uncertainty_study.py --isic RUN --aptos RUN --brain RUN
 
-``--isic-run`` and ``--aptos-run`` are run folders with out-of-fold predictions (``cclnet probe DATA``); without them a
-logistic regression is fitted here. ``--features`` has isic2018-, aptos- and brain-lite0-224.npz with names [N] and
-features [N, F]. Writes uncertainty.json and uncertainty.md to results/.
+Predictions are those of the runs, out-of-fold; features come from the cache of ``cclnet probe``. Writes
+uncertainty.json and uncertainty.md to results/.
 """
 
 from __future__ import annotations
@@ -12,78 +12,90 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GroupShuffleSplit, StratifiedGroupKFold
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+import torch
+from sklearn.model_selection import GroupShuffleSplit
 
+from cclnet.data.augment import normalise
+from cclnet.data.cache import decode
+from cclnet.data.sources import open_data
 from cclnet.evaluation.bootstrap import units_of
 from cclnet.evaluation.conformal import KINDS, REPORTED, scores_of_labels, sets, threshold
 from cclnet.evaluation.decision import score_abstention
 from cclnet.evaluation.evaluate import evaluate
+from cclnet.network import TimmClassifier
 from cclnet.runs.decision_rule import DecisionRule
 from cclnet.runs.folder import RunFolder, open_run
 from cclnet.runs.model import ModelDescription
 from cclnet.runs.out_of_distribution import auroc, fit_statistics
 from cclnet.runs.predictions import Predictions, write_predictions
 from cclnet.runs.provenance import origin, package_versions
+from cclnet.settings import Settings
+from cclnet.training.feature_statistics import noise_images
+from cclnet.training.features import frozen_features
+from cclnet.training.setup import PreparedData, make_network
 
 ROOT = Path(__file__).parents[2]
-BACKBONE, SIDE = "tf_efficientnet_lite0", 224
 COSTS = "MEL|BCC|AKIEC:NV|BKL|DF|VASC=10"
-FOLDS, DRAWS, C = 5, 200, 0.01
+DRAWS = 200
 METHODS = ("hard", "lsr-u5", "ccl", "ccl-balanced", "ccl-confusion", "ccl-centroid", "hard-class-weights")
 AREAS = ("probability", "logit_norm", "chosen_on_other_lesions")
 Floats = npt.NDArray[np.float64]
 
 
-def read_features(folder: Path, name: str) -> tuple[npt.NDArray[np.str_], Floats]:
-    with np.load(folder / f"{name}-lite0-{SIDE}.npz", allow_pickle=False) as file:
-        return file["names"], file["features"].astype(np.float64)
+@dataclass(frozen=True)
+class Probed:
+    """A run of ``cclnet probe``: its predictions, and the features of the images themselves, without other views."""
+
+    predictions: Predictions
+    features: Floats
+    settings: Settings
+    classifier: TimmClassifier
+
+    @classmethod
+    def of(cls, run: Path) -> Probed:
+        folder = RunFolder(run)
+        settings, predictions = folder.read_settings(), folder.read_predictions()
+        table = open_data(settings.data, settings)
+        images = decode(table, settings.short_side, cache_dir=settings.cache_folder)
+        network = make_network(settings, PreparedData(table, np.full(len(table), "train"), images))
+        assert isinstance(network.classifier, TimmClassifier)
+        device = torch.device("cpu")
+        plain = frozen_features(network.classifier, settings, table, images, ("0",), device)["0"]
+        row_of = {name: row for row, name in enumerate(table.names)}
+        rows = [row_of[name] for name in predictions.images.tolist()]
+        return cls(predictions, plain[rows].astype(np.float64), settings, network.classifier)
+
+    def with_groups(self) -> Predictions:
+        """The predictions; without groups every image is its own."""
+        own = self.predictions
+        return own if own.groups is not None else replace(own, groups=own.images)
+
+    @torch.inference_mode()
+    def of_noise(self) -> Floats:
+        """Features of generated noise."""
+        size = self.settings.augment.crop
+        mean, std = (torch.tensor(own) for own in (self.settings.input_mean, self.settings.input_std))
+        noise = normalise(torch.from_numpy(noise_images(size, size, 64)), mean, std)
+        return self.classifier.eval().features(noise).double().numpy()
 
 
-def isic_labels(folder: Path, names: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.intp], tuple[str, ...], list[str]]:
-    """Class indices, classes and lesions of the images."""
-    given = folder / "ISIC2018_Task3_Training_GroundTruth" / "ISIC2018_Task3_Training_GroundTruth.csv"
-    truth = pd.read_csv(given).set_index("image").loc[names]
-    lesions = pd.read_csv(folder / "ISIC2018_Task3_Training_LesionGroupings.csv").set_index("image")["lesion_id"]
-    return truth.to_numpy().argmax(axis=1), tuple(map(str, truth.columns)), lesions.loc[names].tolist()
-
-
-def aptos_labels(folder: Path, names: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.intp], tuple[str, ...], list[str]]:
-    grades = pd.read_csv(folder / "train.csv").set_index("id_code")["diagnosis"].loc[names]
-    return grades.to_numpy(), tuple(f"grade {k}" for k in range(5)), names.tolist()  # every image its own group
-
-
-def out_of_fold(features: Floats, labels: npt.NDArray[np.intp], groups: list[str], seed: int) -> Floats:
-    """Probabilities [N, K] of each image by a logistic regression that was fitted on the other folds."""
-    p = np.zeros((len(labels), labels.max() + 1))
-    folds = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
-    features = features.astype(np.float32)  # half the time
-    for train, new in folds.split(features, labels, groups):
-        model = make_pipeline(StandardScaler(), LogisticRegression(C=C, max_iter=200))
-        p[new] = model.fit(features[train], labels[train]).predict_proba(features[new])
-        print(f"{len(new)} images of a fold predicted", flush=True)
-    return p
-
-
-def evaluated(predictions: Predictions, grouped: bool, cost: str | None, seed: int) -> dict[str, Any]:
+def evaluated(probed: Probed, cost: str | None, seed: int) -> dict[str, Any]:
     """Rules, abstention and prediction sets of ``cclnet evaluate``, from a run folder with these predictions."""
+    predictions, settings = probed.predictions, probed.settings
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(folder)
-        own = predictions if grouped else replace(predictions, groups=None)
-        write_predictions(run.predictions, own)
+        write_predictions(run.predictions, predictions)
         counts = tuple(predictions.class_counts.tolist())  # of the other folds, but for a factor
+        crop = settings.augment.crop
         run.write_description(
-            ModelDescription(BACKBONE, predictions.classes, False, SIDE, (SIDE, SIDE), (0.5,) * 3, (0.5,) * 3,
-                             class_counts=counts)
+            ModelDescription(settings.backbone, predictions.classes, False, settings.short_side, (crop, crop),
+                             settings.input_mean, settings.input_std, class_counts=counts)
         )  # fmt: skip
         scores = evaluate(folder, seed=seed, cost=cost).to_json()
     names = ("accuracy", "balanced_accuracy", "macro_f1", "macro_auroc")
@@ -108,22 +120,6 @@ def coverage_over_draws(predictions: Predictions, seed: int) -> list[dict[str, A
             rows.append({"kind": kind, "level": level, "draws": DRAWS, "coverage": float(np.mean(found)),
                          "sd": float(np.std(found, ddof=1)), "size": float(np.mean(sizes))})  # fmt: skip
     return rows
-
-
-def noise_features(weights: Path) -> Floats:
-    """Features of generated noise, prepared as the others."""
-    import timm
-    import torch
-    from safetensors.torch import load_file
-
-    from cclnet.training.feature_statistics import noise_images
-
-    network = timm.create_model(BACKBONE)
-    network.load_state_dict(load_file(weights))
-    network.reset_classifier(0)
-    pixels = torch.from_numpy(noise_images(SIDE, SIDE, 64)).permute(0, 3, 1, 2)
-    with torch.inference_mode():
-        return network.eval()(pixels / 127.5 - 1).double().numpy()
 
 
 def distances(kind: str, train: Floats, labels: npt.NDArray[np.intp]) -> Any:
@@ -247,39 +243,28 @@ def markdown(found: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("isic", "aptos", "features", "weights"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    for name in ("isic", "aptos"):
-        parser.add_argument(f"--{name}-run", type=Path)
+    for name in ("isic", "aptos", "brain"):
+        parser.add_argument(f"--{name}", type=Path, required=True, metavar="RUN")
     parser.add_argument("--out", type=Path, default=ROOT / "results")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    features = {name: read_features(given.features, name) for name in ("isic2018", "aptos", "brain")}
-    found: dict[str, Any] = {"kind": "uncertainty", "seed": given.seed, "backbone": BACKBONE, "folds": FOLDS, "C": C,
-                             "cost": COSTS, **origin()}  # fmt: skip
+    isic, aptos, brain = (Probed.of(own) for own in (given.isic, given.aptos, given.brain))
+    settings = isic.settings
+    found: dict[str, Any] = {
+        "kind": "uncertainty", "seed": given.seed, "backbone": settings.backbone, "crop": settings.augment.crop,
+        "folds": settings.folds, "cost": COSTS, **origin(),
+    }  # fmt: skip
     found["versions"] |= package_versions(["scikit-learn", "scipy"])
-    of_isic = isic_labels(given.isic, features["isic2018"][0])
-    of_aptos = aptos_labels(given.aptos, features["aptos"][0])
-    tasks = (("isic2018", of_isic, COSTS, given.isic_run), ("aptos", of_aptos, None, given.aptos_run))
-    for name, (labels, classes, groups), cost, run in tasks:
-        names, values = features[name]
-        if run is not None:
-            made = RunFolder(run).read_predictions()
-            made = made if made.groups is not None else replace(made, groups=made.images)
-        else:
-            p = out_of_fold(values, labels, groups, given.seed)
-            made = Predictions(names, labels, p, classes, np.array(groups, np.str_), np.full(len(names), "val"))
-        found[name] = {"model": "cclnet probe" if run else "logistic regression", "images": len(made)}
-        found[name] |= evaluated(made, name == "isic2018", cost, given.seed)
-        found[name]["coverage"] = coverage_over_draws(made, given.seed)
+    for name, own, cost in (("isic2018", isic, COSTS), ("aptos", aptos, None)):
+        found[name] = {"model": "cclnet probe", "images": len(own.predictions), **evaluated(own, cost, given.seed)}
+        found[name]["coverage"] = coverage_over_draws(own.with_groups(), given.seed)
         print(name, found[name]["scores"]["balanced_accuracy"], flush=True)
-    others = {
-        "APTOS 2019": features["aptos"][1],
-        "brain MRI": features["brain"][1],
-        "noise": noise_features(given.weights),
-    }
-    labels, classes, lesions = of_isic
-    found["unlike"] = unlike_images(features["isic2018"][1], labels, classes, lesions, others, given.seed)
+    others = {"APTOS 2019": aptos.features, "brain MRI": brain.features, "noise": isic.of_noise()}
+    grouped = isic.with_groups()
+    assert grouped.groups is not None
+    found["unlike"] = unlike_images(
+        isic.features, grouped.labels, grouped.classes, grouped.groups.tolist(), others, given.seed
+    )
     found["abstention"] = abstention(given.seed)
     (given.out / "uncertainty.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     (given.out / "uncertainty.md").write_text(markdown(found), encoding="utf-8")

@@ -119,8 +119,8 @@ def test_tables(results: list[PaperResult], tmp_path: Path) -> None:
         "The reference and inverse class frequency: " in structure.caption
         and "the references of two seeds: " in structure.caption
     )
-    assert len(column(structure, "Reference given frequency", "CCL from centroids")) == 2
-    assert column(structure, "Seeds agree", "CCL-Net") == ("1.00",)
+    assert len(column(structure, "Reference given frequency", "CCL from centroids")) == 3  # with p
+    assert column(structure, "Seeds agree", "CCL-Net")[0] == "1.00"
     assert len(column(structure, "Reference", "CCL-Net")) == 3  # the mean, each seed, p
     scores = scores_grid(results, seeds)
     assert len(scores.rows) == len(ROWS) and column(scores, "Seeds", "Hard labels") == ("2",)
@@ -138,7 +138,7 @@ def test_a_backbone_without_a_reference_uses_another_one(tmp_path: Path) -> None
     own, borrowed = structure.rows
     assert own[0] == ("ResNet-18",) and borrowed[0] == ("MobileNetV2", "reference of ResNet-18")
     assert own[2:] == borrowed[2:]  # the same soft labels, the same reference
-    assert "CCL-Net, agreement of backbones: ResNet-18 and MobileNetV2 1.00." in structure.caption
+    assert "CCL-Net, agreement of backbones: ResNet-18 and MobileNetV2 1.00 (p 1)." in structure.caption
     page = render("tables.html", title="Similarity", grids=[structure], runs="", pictures=[])
     assert '<th scope="row">MobileNetV2<span class="ci">reference of ResNet-18</span></th>' in page
 
