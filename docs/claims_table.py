@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scipy import stats
+
 from cclnet.evaluation.similarity import agreement_p, inverse_frequency
+from cclnet.evaluation.statistics import Spread, detectable
 from cclnet.files import read_json_bz2
-from cclnet.reproduce.experiments import BACKBONES, METHODS, PaperCell, published
-from cclnet.reproduce.seeds import PaperResult, SeedStatistics, read_results, seeds_of
-from cclnet.reproduce.tables import points_field
+from cclnet.reproduce.experiments import BACKBONES, METHODS, SPLITS, PaperCell, published
+from cclnet.reproduce.seeds import RANKING, PaperResult, SeedStatistics, read_results, seeds_of
+from cclnet.reproduce.tables import HEADS, points_field
 from cclnet.reproduce.verdict import best_counts
 
 ROOT = Path(__file__).parents[1]
@@ -20,14 +23,16 @@ SOFT_LABELS = RESULTS / "soft_labels"
 PAGE = Path(__file__).with_name("claims.md")
 HEAD = """# Claims
 
-Each claim of the README with its figures, the command that made them, the file that holds them, and what would
-refute it. The page is written by `python docs/claims_table.py` from [results](../results); a test refuses a page that
-differs from them. "Detectable" is the true difference that the design finds in 80% of repetitions at the 5% level.
-`cclnet reproduce verify --results results/isic2018` recomputes the figures of the paper's tables from the kept
-predictions.
+Each claim of the README with its figures, their file, the command that made them, and what would refute it.
 
-| Claim | Figures | Seeds | File and command | Refuted by |
-|---|---|---|---|---|
+- Brackets are 95% intervals. A claim with one seed is conditional on that seed.
+- Power is the true difference that the design finds in 80% of repetitions at the 5% level. For heads on frozen features
+  it is computed from the width of the interval, with one degree of freedom less than seeds.
+- `cclnet reproduce verify --results results/isic2018` recomputes the figures of the paper's tables from the kept
+  predictions. `python docs/claims_table.py` writes this page from [results](../results), and a test compares the two.
+
+| Claim | Figures | Power | Seeds | File and command | Refuted by |
+|---|---|---|---|---|---|
 """
 
 
@@ -40,9 +45,11 @@ class Claim:
     seeds: str
     source: str
     refuted_by: str
+    power: str = "–"
 
     def row(self) -> str:
-        return f"| {self.claim} | {self.figures} | {self.seeds} | {self.source} | {self.refuted_by} |"
+        fields = (self.claim, self.figures, self.power, self.seeds, self.source, self.refuted_by)
+        return f"| {' | '.join(fields)} |"
 
 
 def read(name: str) -> Any:
@@ -69,31 +76,44 @@ def paper_claims() -> list[Claim]:
         Claim(
             "The paper's scores are reproduced",
             f"accuracy of hard labels and CCL-Net within {max(differences):.1f} points on all backbones",
-            "1 to 7 a cell",
+            "1 to 7 per cell",
             source,
             "a cell whose interval over seeds excludes the paper's value",
         ),
         Claim(
             "CCL-Net is not the best method of Table 1",
             f"best on {counts['ccl']} of {sum(counts.values())} numbers (paper: 12 of 12)",
-            "1 to 7 a cell",
+            "1 to 7 per cell",
             source,
-            "CCL-Net best on most numbers with eight seeds a cell",
+            "CCL-Net best on most numbers with eight seeds per cell",
         ),
     ]
     for split, words in (("paper", "the paper's split"), ("lesion", "the split by lesion")):
         pair = rivals(results, statistics, split)
-        fields = {name: points_field(pair["metrics"][name]) for name in ("accuracy", "macro_auroc")}
+        fields = {name: points_field(pair["metrics"][name]) for name in ("accuracy", *RANKING)}
+        shown = "; ".join(f"{HEADS[name]} {' '.join(field[:2])}" for name, field in fields.items())
+        power = [f"{HEADS[name]} {100 * pair['metrics'][name]['detectable']:.1f}" for name in fields]
         claims.append(
             Claim(
                 f"No evidence that CCL-Net is more accurate than hard labels, and it ranks worse ({words}, ResNet-18)",
-                f"accuracy {' '.join(fields['accuracy'][:2])} points, {fields['accuracy'][-1]}; macro AUC "
-                f"{' '.join(fields['macro_auroc'][:2])} points",
+                f"{shown} points",
                 f"{pair['seeds']['a']}, paired",
                 source,
-                "an interval above zero",
+                "an interval of accuracy above zero, or an interval of macro AUC that includes zero",
+                f"{'; '.join(power)} points",
             )
         )
+    hard = {k: statistics.mean(seeds_of(results, PaperCell(method="hard", split=k)))["accuracy"] for k in SPLITS}
+    accuracies = {k: f"{own['mean']:.3f} [{own['low']:.3f}, {own['high']:.3f}]" for k, own in hard.items()}
+    claims.append(
+        Claim(
+            "The paper's split leaks lesions",
+            f"accuracy of hard labels {accuracies['paper']} on the paper's split, {accuracies['lesion']} by lesion",
+            f"{len(hard['paper']['values'])} and {len(hard['lesion']['values'])}",
+            source,
+            "equal accuracy on both splits",
+        )
+    )
     return claims + matrix_claims(results)
 
 
@@ -117,7 +137,28 @@ def matrix_claims(results: list[PaperResult]) -> list[Claim]:
             str(len(own)),
             file_link("isic2018/similarity.md", "python experiments/similarity/run.py all --data ISIC2018"),
             "a correlation near zero on imbalanced data",
+            "exact permutation of the classes",
         )
+    ]
+
+
+def checked_claims() -> list[Claim]:
+    """Claims that a test or a command checks."""
+    return [
+        Claim(
+            "One backward pass gives, bit for bit, the weights of the paper's alternating update",
+            "equal weights after several steps",
+            "–",
+            "[tests/test_network.py](../tests/test_network.py)<br>`pytest tests/test_network.py`",
+            "a step after which one weight differs",
+        ),
+        Claim(
+            "Every figure of the paper's tables can be recomputed without a GPU",
+            "n of n figures agree",
+            "–",
+            file_link("isic2018", "cclnet reproduce verify --results results/isic2018 --documents"),
+            "a figure that disagrees, or more than five minutes on two cores",
+        ),
     ]
 
 
@@ -136,36 +177,65 @@ def speed_claims() -> list[Claim]:
     ]
 
 
+def soft_label_test(data: str, regime: str, score: str, method: str = "ccl-forward", against: str = "hard") -> Any:
+    results = read_json_bz2(SOFT_LABELS / f"{data}.json.bz2")["results"]
+    return next(own for own in results if own["regime"] == regime)["tests"][against][method][score]
+
+
+def soft_label_figures(regime: str, score: str, against: str = "hard") -> tuple[str, str]:
+    """`ccl-forward` minus another method on both data sets with interval and p, and the power of each."""
+    figures, power = [], []
+    for data, title in (("isic2018", "ISIC 2018"), ("aptos", "APTOS 2019")):
+        if against == "hard":
+            test = soft_label_test(data, regime, score)
+            difference, low, high = (100 * test[name] for name in ("difference", "low", "high"))
+        else:  # tested the other way round, with the correction over all that `ccl-forward` is compared with
+            test = soft_label_test(data, regime, score, against, "ccl-forward")
+            difference, low, high = (-100 * test[name] for name in ("difference", "high", "low"))
+        figures.append(f"{title} {difference:+.1f} points [{low:.1f}, {high:.1f}], p {test['p_holm']:.2g}")
+        freedom = test["seeds"] - 1
+        error = (high - low) / 2 / stats.t.ppf(0.975, freedom)
+        power.append(f"{detectable([Spread(error**2, freedom)]):.1f}")
+    return "; ".join(figures), " and ".join(power) + " points"
+
+
 def soft_label_claims() -> list[Claim]:
     """Forward CCL under label noise and on clean labels, and the ranking of doubtful labels."""
-    figures: dict[str, list[str]] = {"noise40": [], "clean": []}
-    for data, title in (("isic2018", "ISIC 2018"), ("aptos", "APTOS 2019")):
-        for regime, score in (("noise40", "balanced_accuracy_prior_divided_out"), ("clean", "macro_auroc")):
-            results = read_json_bz2(SOFT_LABELS / f"{data}.json.bz2")["results"]
-            result = next(result for result in results if result["regime"] == regime)
-            test = result["tests"]["hard"]["ccl-forward"][score]
-            low, high = 100 * test["low"], 100 * test["high"]
-            words = f"{title} {100 * test['difference']:+.1f} points [{low:.1f}, {high:.1f}], p {test['p_holm']:.2g}"
-            figures[regime].append(words)
     source = file_link("soft_labels/noise40.md", "python experiments/soft_labels/bench.py run")
     clean = file_link("soft_labels/clean.md", "python experiments/soft_labels/bench.py run")
     cells = [c for c in read("soft_labels/doubts.json")["cells"] if (c["data"], c["noise"]) == ("isic2018", 0.2)]
     first = [c["precision_at_100"] for c in cells if c["ranking"] == "doubt"]
+    balanced = "balanced_accuracy_prior_divided_out"
+    noisy, noisy_power = soft_label_figures("noise40", balanced)
+    ranking, ranking_power = soft_label_figures("noise40", "macro_auroc")
+    short, short_power = soft_label_figures("noise40", balanced, "hard, 10 epochs")
+    trusted, trusted_power = soft_label_figures("clean", "macro_auroc")
+    risk, risk_power = soft_label_figures("clean", "aurc")
     return [
         Claim(
             "`ccl-forward` helps where training labels are wrong",
-            "40% look-alike noise, balanced accuracy with the prior divided out, minus hard labels: "
-            f"{'; '.join(figures['noise40'])}; heads on frozen features",
+            f"40% look-alike noise, balanced accuracy with the prior divided out, minus hard labels: {noisy}; macro "
+            f"AUC: {ranking}; heads on frozen features",
             "8, paired",
             source,
             "whole networks without that gain (not run yet)",
+            f"balanced accuracy {noisy_power}; macro AUC {ranking_power}",
         ),
         Claim(
-            "On clean labels `ccl-forward` costs a little ranking",
-            f"macro AUC minus hard labels: {'; '.join(figures['clean'])}",
+            "`ccl-forward` against stopping early",
+            f"the same, minus hard labels for ten epochs: {short}",
+            "8, paired",
+            source,
+            "an interval that includes zero",
+            short_power,
+        ),
+        Claim(
+            "On clean labels `ccl-forward` keeps the ranking of hard labels",
+            f"macro AUC minus hard labels: {trusted}; area under risk-coverage: {risk}",
             "8, paired",
             clean,
-            "a difference that is not below zero",
+            "a macro AUC more than 0.3 points below",
+            f"macro AUC {trusted_power}; area {risk_power}",
         ),
         Claim(
             "`cclnet doubts` finds wrong labels",
@@ -184,6 +254,7 @@ def uncertainty_claims() -> list[Claim]:
         100 * abs(row["coverage"] - row["level"]) for name in ("isic2018", "aptos") for row in found[name]["coverage"]
     ]
     unlike = {row["against"]: row["auroc"] for row in found["unlike"]["rows"] if row["score"] == "used"}
+    unknown = sorted(row["auroc"] for row in found["unlike"]["left_out_classes"])
     source = file_link("uncertainty.json", "python experiments/uncertainty/uncertainty_study.py")
     return [
         Claim(
@@ -198,13 +269,14 @@ def uncertainty_claims() -> list[Claim]:
             f"AUROC of skin lesions against APTOS {unlike['APTOS 2019']:.3f}, brain MRI {unlike['brain MRI']:.3f}",
             "1",
             source,
-            "an AUROC below 0.95; an unknown class of skin lesion is *not* recognised (0.50 to 0.76)",
+            "an AUROC below 0.95; an unknown class of skin lesion is *not* recognised "
+            f"({unknown[0]:.2f} to {unknown[-1]:.2f})",
         ),
     ]
 
 
 def page() -> str:
-    claims = [*paper_claims(), *soft_label_claims(), *uncertainty_claims(), *speed_claims()]
+    claims = [*paper_claims(), *soft_label_claims(), *uncertainty_claims(), *checked_claims(), *speed_claims()]
     return HEAD + "\n".join(claim.row() for claim in claims) + "\n"
 
 

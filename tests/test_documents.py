@@ -14,7 +14,7 @@ import pytest
 from cclnet.training.benchmark import markdown_table
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def between(text: str, marker: str) -> str:
@@ -29,25 +29,30 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_planted_table_is_that_of_the_results() -> None:
-    page = (ROOT / "docs" / "similarity.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "tables_soft_labels.md").read_text(encoding="utf-8")
     assert between(page, "planted") == (ROOT / "results" / "planted.md").read_text(encoding="utf-8").strip()
 
 
 @pytest.mark.parametrize(
     ("page", "marker", "table", "without"),
     [
-        ("methods.md", "methods planted", "methods_planted/scores.md", "Not run yet."),
-        ("methods.md", "methods isic2018", "methods_isic2018/scores.md", "Not run yet."),
+        ("tables_methods.md", "methods planted", "methods_planted/scores.md", "Not run yet."),
+        ("tables_methods.md", "methods isic2018", "methods_isic2018/scores.md", "Not run yet."),
         ("multilabel.md", "multilabel", "multilabel.md", ""),
-        ("data.md", "decode", "data.md", "Not measured yet."),
+        ("pipeline.md", "decode", "data.md", "Not measured yet."),
         ("similarity.md", "structure", "structure.md", ""),
-        ("soft_targets.md", "uses planted", "uses_planted.md", ""),
-        ("soft_targets.md", "unsoftened", "unsoftened.md", ""),
+        ("tables_soft_labels.md", "uses planted", "uses_planted.md", ""),
+        ("tables_soft_labels.md", "unsoftened", "unsoftened.md", ""),
         ("using.md", "uncertainty", "uncertainty.md", ""),
-        ("reproduce.md", "prior readings", "prior_readings.md", ""),
-        ("using.md", "soft labels noise40", "soft_labels/noise40.md", ""),
-        ("using.md", "soft labels clean", "soft_labels/clean.md", ""),
+        ("tables_paper.md", "prior readings", "prior_readings.md", ""),
+        ("using.md", "soft labels summary", "soft_labels/summary.md", ""),
+        ("using.md", "soft labels hypotheses", "soft_labels/hypotheses.md", ""),
         ("using.md", "soft labels doubts", "soft_labels/doubts.md", ""),
+        *(
+            ("tables_label_noise.md", f"{plan} {regime}", f"soft_labels/{folder}{regime}.md", "")
+            for plan, folder in (("soft labels", ""), ("first plan", "first_plan/"))
+            for regime in ("noise40", "clean", "noise20", "few20")
+        ),
     ],
 )
 def test_tables_are_those_of_the_results(page: str, marker: str, table: str, without: str) -> None:
@@ -59,7 +64,7 @@ def test_tables_are_those_of_the_results(page: str, marker: str, table: str, wit
 @pytest.mark.parametrize("device", ["h200", "cpu"])
 def test_the_speeds_are_those_of_the_results(device: str) -> None:
     measured = json.loads((ROOT / "results" / f"benchmark_{device}.json").read_text(encoding="utf-8"))
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     assert between(page, f"benchmark {device}") == markdown_table(measured)
 
 

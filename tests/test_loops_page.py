@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +72,29 @@ def test_monai_trains_through_its_own_trainer() -> None:
     assert any(not torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
     assert float(network.method.seen.sum()) == 0  # both epochs were closed
     assert network.eval()(images).shape == (8, 2)
+
+
+def test_the_copied_head_works_without_the_package(tmp_path: Path) -> None:
+    found = re.search(r"<!-- vendor: run by the tests -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
+    assert found, "docs/loops.md has no block marked 'vendor: run by the tests'"
+    root = Path(__file__).parents[1]
+    commands = found[1].replace("src/", f"{root}/src/").replace("LICENSE", f"{root}/LICENSE")
+    subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path, check=True)
+    assert sorted(path.name for path in (tmp_path / "mypackage" / "ccl").iterdir()) == [
+        "LICENSE", "__init__.py", "errors.py", "functional.py", "head.py"
+    ]  # fmt: skip
+    program = """
+import sys
+sys.modules["cclnet"] = None  # importing it is an error
+import torch
+from mypackage.ccl.head import CCLHead
+torch.manual_seed(0)
+head = CCLHead(in_features=8, num_classes=3, widths=(16, 4))
+terms = head(torch.randn(6, 8), torch.tensor([0, 1, 2, 0, 1, 2]))
+sum(terms.values()).backward()
+head.end_epoch()
+print(sorted(terms), tuple(head.soft_labels().shape))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['class_correlation', 'head_cross_entropy'] (3, 3)"
