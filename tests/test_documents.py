@@ -53,6 +53,7 @@ def test_the_planted_table_is_that_of_the_results() -> None:
             for plan, folder in (("soft labels", ""), ("first plan", "first_plan/"))
             for regime in ("noise40", "clean", "noise20", "few20")
         ),
+        ("tables_label_noise.md", "soft labels few80", "soft_labels/few80.md", ""),
     ],
 )
 def test_tables_are_those_of_the_results(page: str, marker: str, table: str, without: str) -> None:

@@ -75,10 +75,12 @@ def read_cell(path: Path) -> dict[str, Any]:
     return content | about
 
 
-def order_correlation(matrix: npt.NDArray[np.float64]) -> float:
-    """Rank correlation of the off-diagonal with closeness of the grades, −|i − j|."""
+def order_correlation(matrix: npt.NDArray[np.float64]) -> float | None:
+    """Rank correlation of the off-diagonal with closeness of the grades, −|i − j|; None where it is constant."""
     size = len(matrix)
     off = ~np.eye(size, dtype=bool)
+    if np.ptp(matrix[off]) == 0:
+        return None
     distance = np.abs(np.arange(size)[:, None] - np.arange(size)[None])
     return float(stats.spearmanr(matrix[off], -distance[off]).statistic)
 
@@ -169,8 +171,11 @@ def markdown(result: Mapping[str, Any]) -> str:
         lines.append("| " + " | ".join([f"`{method}`", str(len(own["seeds"])), *cells, versus]) + " |")
     for method, own in methods.items():
         if "order_correlation" in own:
-            lines += ["", f"Rank correlation of the matrix of `{method}` with the order of the grades: "
-                      f"{_mean(own['order_correlation'])}."]  # fmt: skip
+            defined = [value for value in own["order_correlation"] if value is not None]
+            without = len(own["order_correlation"]) - len(defined)
+            shown = f"{_mean(defined)}" if defined else "–"
+            shown += f" (undefined for {without} seeds, whose matrix is the identity)" if without else ""
+            lines += ["", f"Rank correlation of the matrix of `{method}` with the order of the grades: {shown}."]
     return "\n".join(lines) + "\n"
 
 
@@ -198,7 +203,7 @@ def summary(results: list[dict[str, Any]]) -> str:
         "| Macro AUC: `hard` | Best rival | `ccl-forward` |",
         "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for regime in ("noise40", "noise20", "clean", "few20"):
+    for regime in ("noise40", "noise20", "clean", "few20", "few80"):
         for own in (r for r in results if r["regime"] == regime and {"hard", OURS} <= set(r["methods"])):
             values = {name: method["values"] for name, method in own["methods"].items()}
             rivals = [m for m in values if m not in ("hard", ORACLE) and not m.startswith(OURS)]
