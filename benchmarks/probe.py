@@ -246,8 +246,8 @@ def table() -> str:
             )
         if without := own["without_copies"]:
             notes[-1] += (
-                f" {without['copies']} test images are identical files of training images. Balanced accuracy with them "
-                f"{without['all']['balanced_accuracy']:.3f}, without them {without['new']['balanced_accuracy']:.3f} "
+                f" {without['copies']} test images are identical files of training images. Accuracy with them "
+                f"{without['all']['accuracy']:.3f}, without them {without['new']['accuracy']:.3f} "
                 f"({without['new']['images']} images)."
             )
         if own["untuned_fold"]:

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -77,10 +78,21 @@ def test_results_name_no_place_of_the_machine_they_were_made_on() -> None:
             json.loads(content)
 
 
-def test_the_claims_are_those_of_the_results() -> None:
-    spec = importlib.util.spec_from_file_location("claims_table", ROOT / "docs" / "claims_table.py")
+def script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["images", "scale", "processes", "model"])
+def test_the_tables_of_scale_are_those_of_the_results(name: str) -> None:
+    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    assert between(page, name) == script("benchmarks/scale.py").TABLES[name]()
+
+
+def test_the_claims_are_those_of_the_results() -> None:
+    module = script("docs/claims_table.py")
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run: python docs/claims_table.py"
