@@ -49,6 +49,7 @@ def test_the_planted_table_is_that_of_the_results() -> None:
         ("using.md", "soft labels summary", "soft_labels/summary.md", ""),
         ("using.md", "soft labels hypotheses", "soft_labels/hypotheses.md", ""),
         ("using.md", "soft labels doubts", "soft_labels/doubts.md", ""),
+        ("using.md", "soft labels natural_noise", "soft_labels/natural_noise.md", ""),
         *(
             ("tables_label_noise.md", f"{plan} {regime}", f"soft_labels/{folder}{regime}.md", "")
             for plan, folder in (("soft labels", ""), ("first plan", "first_plan/"))

@@ -2,8 +2,8 @@
 
 python experiments/soft_labels/natural_noise.py --features FOLDER --tables FOLDER --cells runs/soft_labels
 
---cells is the folder of bench.py run; its cells of ISIC 2018 with clean labels are scored on the test images whose label
-is from histopathology. Writes natural_noise.json and natural_noise.md to --results.
+--cells is the folder of bench.py run; its cells of ISIC 2018 with clean labels are scored on the test images whose
+label is from histopathology. Writes natural_noise.json and natural_noise.md to --results.
 """
 
 from __future__ import annotations

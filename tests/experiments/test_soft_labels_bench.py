@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 import bench
+import bench_tables
+import natural_noise
 from bench_tables import order_correlation, study
 from cclnet.methods import Classes
 from noisy_tasks import CLASSES, Features, make_task, noise_matrix
@@ -81,3 +84,19 @@ def test_a_cell_becomes_a_row_of_the_table(data: Features, tmp_path: Path, monke
     expected = np.mean(values["ccl-forward:warmup=2"]) - np.mean(values["hard"])
     assert test["difference"] == pytest.approx(expected)
     assert min(values["hard"]) > 0.6 and np.shape(result["methods"]["ccl-forward:warmup=2"]["matrices"]) == (2, 5, 5)
+
+
+def test_doubt_finds_unconfirmed_labels_that_are_wrong(data: Features) -> None:
+    rng = np.random.default_rng(1)
+    unconfirmed = rng.random(300) < 0.4
+    wrong = np.where(unconfirmed & (rng.random(300) < 0.5), (data.labels + 1) % 5, data.labels)
+    found = natural_noise.doubt_without_histology(dataclasses.replace(data, labels=wrong), unconfirmed, 8)
+    assert min(found.values()) > 0.6
+    few = np.arange(300) < 10
+    assert natural_noise.doubt_without_histology(data, few, 8) == {}  # too few of one kind in every class
+
+
+def test_methods_that_agree_have_neither_interval_nor_correlation() -> None:
+    same = {"difference": 0.0, "low": None, "high": None, "p_holm": None}
+    assert bench_tables._difference(same) == "+0.0, equal for every seed"
+    assert order_correlation(np.eye(5)) is None
