@@ -277,7 +277,7 @@ def other_pages() -> dict[str, dict[str, Sequence[Value]]]:
     checks = {name: 100 * start["share_of_cpu"] for name, start in integrity["starts"].items()}
     loader = result("data_loader_cuda.json")["growth"]
     left_out, scores = unknown_classes(), quick["scores"]
-    noisy = "balanced_accuracy_prior_divided_out"
+    noisy, whole = "balanced_accuracy_prior_divided_out", result("presets/quick.json")
     return {
         "README.md": {
             "3.0 and 5.5 points": [gain(data, "noise40", "ccl-forward", noisy) for data in ("isic2018", "aptos")],
@@ -342,6 +342,13 @@ def other_pages() -> dict[str, dict[str, Sequence[Value]]]:
             "2.3 GB/s": [h200()["ccl"] * 224 * 224 * 3 / 1e9],
         },
         "docs/training.md": {
+            "8 minutes": [whole["minutes"]],
+            "macro AUROC 0.953 (95% interval 0.944 to 0.961)": [
+                whole["scores"]["macro_auroc"][key] for key in ("value", "low", "high")
+            ],
+            "accuracy 0.804": [whole["scores"]["accuracy"]["value"]],
+            "0.592": [whole["scores"]["balanced_accuracy"]["value"]],
+            "0.735": [whole["rules"]["balanced"]["balanced_accuracy"]["value"]],
             "2.4 minutes": [quick["cpu_minutes"]],
             "macro AUROC 0.870 (95% interval 0.861 to 0.878)": [
                 scores["macro_auroc"][key] for key in ("value", "low", "high")
