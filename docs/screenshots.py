@@ -77,7 +77,10 @@ def make_runs() -> None:
     if not (WORK / "upload.png").exists():
         draw_upload(WORK / "upload.png")
     if not (WORK / "skin-lesions" / "model.json").exists():
-        cclnet("train", *data, *NETWORK, *LARGE, "--method", "ccl-confusion", "--out", "skin-lesions")
+        if (WORK / "skin-lesions" / "settings.toml").exists():  # interrupted
+            cclnet("train", "--resume", "skin-lesions")
+        else:
+            cclnet("train", *data, *NETWORK, *LARGE, "--method", "ccl-confusion", "--out", "skin-lesions")
     cclnet("evaluate", "skin-lesions")  # writes the report with the templates of today
     kept = [f"lesion-resnet18-{method}-seed{seed}.json" for method in COMPARED for seed in range(3)]
     cclnet("compare", *(str(RESULTS / name) for name in kept), "--against", COMPARED[0], "--out", "compared")
