@@ -22,7 +22,6 @@ from cclnet.data.parallel import process_chunks
 
 Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.intp]
-Splits = npt.NDArray[np.str_]
 
 VERSION = 1  # increase when the hash changes: hashes of other versions in a cache are computed again
 HASHED = np.dtype([("hash", "<u8", 4), ("contrast", "<i2"), ("version", "u1")])  # version 0: not hashed
@@ -95,12 +94,6 @@ def hash_images(images: Images, rows: Sequence[int], workers: int) -> npt.NDArra
     else:
         process_chunks(hash_chunk, rows, workers, store)
     return found
-
-
-def perceptual_hash(image: npt.NDArray[np.uint8]) -> tuple[Hashes, int]:
-    """Return the hash of an RGB image [H, W, 3], uint64 [4], and the grey levels that the image spans at 32 x 32."""
-    found = perceptual_hashes([sample_rows(image)])[0]
-    return found["hash"], int(found["contrast"])
 
 
 def same_pixels(hashes: Hashes, images: Images, rows: Rows) -> dict[int, int]:

@@ -131,15 +131,15 @@ def rgb_of(image: Image.Image) -> RGB:
         return _to_rgb(path, image)
 
 
-def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+def image_size(path: str | Path) -> tuple[int, int]:
     """Return height and width of the upright image, from the header alone."""
     path = Path(path)
     try:
         with _open_file(path) as file:
             if _is_dicom(path, file.peek(132)):
-                header = _dicom_header(path, _inflated_dicom(path, file, max_pixels), max_pixels)
+                header = _dicom_header(path, _inflated_dicom(path, file, MAX_PIXELS), MAX_PIXELS)
                 return int(header.Rows), int(header.Columns)
-            image = _open(path, file, max_pixels)
+            image = _open(path, file, MAX_PIXELS)
             # Pillow rotates TIFF by itself, so its size is already that of the upright image.
             swapped = _orientation(image) >= 5 and image.format != "TIFF"
             return (image.width, image.height) if swapped else (image.height, image.width)
@@ -147,10 +147,10 @@ def image_size(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, 
         raise UnreadableImage(path, error.strerror or str(error)) from error
 
 
-def brightest_16_bit(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> int | None:
+def brightest_16_bit(path: str | Path) -> int | None:
     """Return the largest value of a 16-bit grey image, None for any other image."""
     with _named_errors(path), _open_file(path) as file:
-        image = _open(path, file, max_pixels)
+        image = _open(path, file, MAX_PIXELS)
         return int(np.asarray(image).max()) if image.mode.startswith("I;16") else None
 
 

@@ -194,12 +194,12 @@ class Model:
         order = np.argsort(-probabilities, axis=1, kind="stable")
         return [tuple(self.classes[k] for k in ranked if inside[i, k]) for i, ranked in enumerate(order)]
 
-    def similar(self, index: int, count: int = SIMILAR) -> tuple[tuple[str, float], ...]:
+    def similar(self, index: int) -> tuple[tuple[str, float], ...]:
         """The other classes with the most weight in the soft label of a class; () without soft labels."""
         if self.soft_labels is None:
             return ()
         row = self.soft_labels[index]
-        order = [k for k in np.argsort(-row, kind="stable") if k != index and row[k] >= MIN_WEIGHT][:count]
+        order = [k for k in np.argsort(-row, kind="stable") if k != index and row[k] >= MIN_WEIGHT][:SIMILAR]
         return tuple((self.classes[k], float(row[k])) for k in order)
 
     @cached_property

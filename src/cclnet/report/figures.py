@@ -29,7 +29,8 @@ Records = Sequence[Mapping[str, Any]]
 Floats = npt.NDArray[np.float64]
 
 STYLES = tuple(f"s{i}" for i in range(1, 7))  # colours and dashes of page.css
-MAX_LABEL = 56  # characters that fit into a chart of the usual width
+WIDTH = 380  # of every chart, in units of the SVG
+MAX_LABEL = 56  # characters that fit into that width
 MAX_CELLS = 30  # classes up to which every cell is written out; beyond, the matrix is a picture
 MAX_SHARES = 12  # classes up to which a cell has room for its count and its share
 
@@ -82,11 +83,11 @@ class Axis:
 class Chart:
     """A frame with two axes; marks are painted in the order they are added. ``alt`` is the text alternative."""
 
-    def __init__(self, x: Axis, y: Axis, alt: str, width: int = 380, height: int = 250) -> None:
+    def __init__(self, x: Axis, y: Axis, alt: str, height: int = 250) -> None:
         self.x, self.y = x, y
-        self.left, self.right = (10 if y.bare else 46), width - 14
+        self.left, self.right = (10 if y.bare else 46), WIDTH - 14
         self.top, self.bottom = 22, height - 42
-        attributes = {"class": "chart", "viewBox": f"0 0 {width} {height}", "role": "img", "aria-label": alt}
+        attributes = {"class": "chart", "viewBox": f"0 0 {WIDTH} {height}", "role": "img", "aria-label": alt}
         self.root = Element("svg", attributes)
         for value, text in x.ticks():
             self._segment(self._x(value), self.top, self._x(value), self.bottom, "grid")

@@ -11,22 +11,14 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from cclnet.evaluation.compare import Comparison
-from cclnet.evaluation.evaluate import evaluate
 from cclnet.evaluation.metrics import find
 from cclnet.evaluation.similarity import agreement
 from cclnet.evaluation.subgroups import GROUP_SIZE
-from cclnet.report import write_report
 from cclnet.report.html import headline
 from cclnet.report.text import value_text
 from cclnet.runs.scores import DecisionScores, Scores, SoftLabelSummary, SubgroupColumn
 
 MAX_CLASSES = 12  # a wider matrix does not fit a terminal
-
-
-def print_summary(run: Path, console: Console | None = None) -> None:
-    """Evaluate a run, write its scores and report, and print a summary."""
-    scores = evaluate(run)
-    print_scores(scores, write_report(run, scores), console)
 
 
 def print_scores(scores: Scores, report: Path, console: Console | None = None) -> None:

@@ -79,13 +79,13 @@ def _copy_to_cpu(value: Any) -> Any:
     return value
 
 
-def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Load a checkpoint; a damaged file, or one with anything but tensors and plain values, is refused."""
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Load a checkpoint to the CPU; a damaged file, or one with anything but tensors and plain values, is refused."""
     if path.is_file() and path.stat().st_size == 0:
         raise InputError(f"{path} is empty (0 bytes): the disk was full, or lost it in a power failure.")
     try:
         with checking(path):
-            state = torch.load(path, map_location=device, weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(
             f"{path} is refused: it is damaged, or holds pickled objects, which could run code. "
@@ -103,7 +103,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     return state
 
 
-def load_latest(folder: Path, device: torch.device | str = "cpu", set_aside: bool = True) -> dict[str, Any] | None:
+def load_latest(folder: Path, set_aside: bool = True) -> dict[str, Any] | None:
     """Load the newest checkpoint of a run that can be used; None if there is none at all.
 
     A warning says which newer one was refused and why. With ``set_aside`` that file is renamed, so that it does not
@@ -113,7 +113,7 @@ def load_latest(folder: Path, device: torch.device | str = "cpu", set_aside: boo
     refused: dict[Path, InputError] = {}
     for path in reversed(found):
         try:
-            state = load_checkpoint(path, device)
+            state = load_checkpoint(path)
         except InputError as error:
             refused[path] = error
             continue

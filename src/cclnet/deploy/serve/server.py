@@ -240,10 +240,8 @@ def read_examples(
     return {of: [pictures[name] for name in images if name in pictures] for of, images in chosen.items()}, note
 
 
-def choose_examples(
-    split: pd.DataFrame, classes: Sequence[str], multilabel: bool, count: int = EXAMPLES_PER_CLASS
-) -> dict[str, list[str]]:
-    """Return ``count`` random training images of each class, at most one per group (lesion or patient).
+def choose_examples(split: pd.DataFrame, classes: Sequence[str], multilabel: bool) -> dict[str, list[str]]:
+    """Return ``EXAMPLES_PER_CLASS`` random training images of each class, at most one per group (lesion or patient).
 
     They are random, with a fixed seed, because the first rows of a table often come from one source.
     """
@@ -253,5 +251,5 @@ def choose_examples(
         own = train[[name in (label.split("|") if multilabel else (label,)) for label in train["label"]]]
         if "group" in own:
             own = own[(own["group"] == "") | ~own["group"].duplicated()]
-        chosen[name] = own["image"].head(count).tolist()
+        chosen[name] = own["image"].head(EXAMPLES_PER_CLASS).tolist()
     return chosen
