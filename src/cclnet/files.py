@@ -35,6 +35,11 @@ def make_folder(path: str | Path) -> Path:
     return path
 
 
+def cache_folder(chosen: Path | None) -> Path:
+    """The folder of decoded images and features: ``chosen``, by default ``cclnet`` in the user's cache folder."""
+    return chosen or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cclnet"
+
+
 def write_whole(
     path: str | Path,
     content: Content,

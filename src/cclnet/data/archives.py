@@ -201,13 +201,13 @@ def safe_name(name: str) -> str | None:
     return "/".join(parts)
 
 
-def pyarrow_parquet(path: str | Path) -> Any:
-    """Return ``pyarrow.parquet``, or say that ``path`` needs it."""
+def import_pyarrow(path: str | Path) -> Any:
+    """Return ``pyarrow`` with its Parquet reader, or say that ``path`` needs it."""
     try:
         import pyarrow.parquet
     except ImportError as error:
         raise InputError(f"{path} is a Parquet file, which needs pyarrow: pip install 'cclnet[parquet]'") from error
-    return pyarrow.parquet
+    return pyarrow
 
 
 def bytes_column(schema: Any) -> str | None:
@@ -236,7 +236,7 @@ def bytes_column(schema: Any) -> str | None:
 def _parquet(path: str, _: tuple[int, int]) -> tuple[Any, npt.NDArray[np.int64], str]:
     """Return an open Parquet file, the first row of each of its row groups and of the end, and the column of images.
     The second argument is size and time of the file, so that a changed one is opened again."""
-    file = pyarrow_parquet(path).ParquetFile(path)
+    file = import_pyarrow(path).parquet.ParquetFile(path)
     groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
     column = bytes_column(file.schema_arrow)
     if column is None:

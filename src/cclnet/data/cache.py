@@ -47,7 +47,7 @@ from cclnet.data.image_io import RGB, UnreadableImage, read_resized, resize, res
 from cclnet.data.parallel import available_cores, counting_images, in_order, limited
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
-from cclnet.files import PARTIAL, write_problem
+from cclnet.files import PARTIAL, cache_folder, write_problem
 
 # An image file is identified by its name below the data folder, and unchanged while size and modification time are the
 # same, as in make and rsync. Hashing its content would mean reading every file at every start.
@@ -253,11 +253,9 @@ def _resize_array(image: npt.NDArray[np.uint8], short_side: int) -> RGB:
 
 def _store_folder(root: Path, short_side: int, cache_dir: Path | None, version: int = _FORMAT) -> Path:
     """Return the folder for one data folder and short side, with a name that a person who cleans up can read."""
-    if cache_dir is None:
-        cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cclnet"
     digest = hashlib.blake2b(f"{version} {root.resolve()}".encode("utf-8", "surrogateescape"), digest_size=4)
     readable = re.sub(r"[^\w.-]+", "_", root.resolve().name)[:40] or "data"
-    return Path(cache_dir) / "decoded" / f"{readable}-{digest.hexdigest()}-{short_side}"
+    return cache_folder(cache_dir) / "decoded" / f"{readable}-{digest.hexdigest()}-{short_side}"
 
 
 def _hashes(content: bytes) -> tuple[int, int]:

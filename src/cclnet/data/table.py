@@ -14,7 +14,7 @@ import pandas as pd
 
 from cclnet.data.archives import ArchivedImages
 from cclnet.errors import InputError
-from cclnet.runs.predictions import SPLITS
+from cclnet.runs.predictions import SPLITS, label_texts
 
 SPLIT_NAMES = {
     "train": "train", "training": "train",
@@ -88,10 +88,7 @@ class ImageTable:
 
     def label_names(self) -> list[str]:
         """Return the class name of each image; the classes of a multi-label image are joined with "|"."""
-        names = np.asarray(self.classes, dtype=object)
-        if self.multilabel:
-            return ["|".join(names[row.astype(bool)]) for row in self.labels]
-        return names[self.labels].tolist()
+        return label_texts(self.labels, self.classes)
 
     def select(self, rows: npt.NDArray[np.intp]) -> ImageTable:
         """Return the table of the given rows, in their order."""

@@ -44,7 +44,7 @@ def make_ensemble(runs: Sequence[str | Path], out: str | Path) -> Path:
     folder = RunFolder(out)
     if folder.find_predictions() is not None:  # the last file to be written
         raise InputError(f"{folder.path} holds a run already: choose another --out.")
-    members = [_member(run) for run in opened]
+    members = [Member.of(_model(run), RunFolder(run.path).read_calibration().temperature.value) for run in opened]
     predictions, split = combine(opened)
     folds = None if split.folds is None else len(set(split.folds.tolist()) - {""})
     make_folder(folder.path)
@@ -93,13 +93,6 @@ def _check_alike(opened: Sequence[OpenedRun]) -> None:
 def _model(run: OpenedRun) -> ModelDescription:
     assert run.model is not None
     return run.model
-
-
-def _member(run: OpenedRun) -> Member:
-    model = _model(run)
-    names = ("backbone", "short_side", "crop", "mean", "std", "target", "tta", "pooling")
-    temperature = RunFolder(run.path).read_calibration().temperature.value
-    return Member(**{name: getattr(model, name) for name in names}, temperature=temperature)
 
 
 def _describe(opened: Sequence[OpenedRun], members: Sequence[Member], folds: int | None) -> ModelDescription:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from PIL import Image
 
@@ -26,6 +25,7 @@ from cclnet.deploy.predictor import FILES, Model, Prediction, load, overlay
 from cclnet.errors import InputError
 from cclnet.files import make_folder, write_whole
 from cclnet.runs.model import ModelDescription
+from cclnet.runs.predictions import label_texts
 from cclnet.runs.spreadsheet import mark_texts
 
 NAMED = ("medmnist", "synthetic", "synthetic-multilabel")  # data sets that open_data knows by name
@@ -64,7 +64,7 @@ def gather(
         kind = str(places[0]).partition(":")[0]
         if (place.suffix.lower() == ".npz" and place.exists()) or (kind in NAMED and not place.exists()):
             table = open_data(places[0])
-            columns = {"label": _label_texts(table.labels, table.classes)}
+            columns = {"label": table.label_names()}
             columns |= {} if table.groups is None else {"group": table.groups.tolist()}
             return Inputs(table.names, table.images, columns=columns)
         if place.is_file() and place.suffix.lower() in manifest.SUFFIXES:
@@ -134,17 +134,11 @@ def _label_columns(sheet: Path, rows: pd.DataFrame, image: str) -> dict[str, lis
         found = manifest.find_label_columns(sheet, rows, asked, {image, group, split})
         labels, classes, labelled = manifest.labels_of(sheet, rows, found)
         if labelled.any():
-            texts = _label_texts(labels, classes)
+            texts = label_texts(labels, classes)
             columns["label"] = [text if known else "" for text, known in zip(texts, labelled, strict=True)]
     if group is not None:
         columns["group"] = rows[group].tolist()
     return columns
-
-
-def _label_texts(labels: npt.NDArray[np.integer[Any]], classes: Sequence[str]) -> list[str]:
-    """Labels as in predictions.csv: several labels of an image are joined by a bar."""
-    names = np.array(classes, dtype=np.str_)
-    return ["|".join(names[row == 1]) for row in labels] if labels.ndim == 2 else names[labels].tolist()
 
 
 def can_convert() -> bool:

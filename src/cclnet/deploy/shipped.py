@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cclnet.data.augment import normalise
+from cclnet.data.table import listed
 from cclnet.data.views import VIEWS
 from cclnet.errors import InputError
 from cclnet.functional import inverse_of, unsoften_by
@@ -258,8 +259,8 @@ def _read_networks(
         if given != shapes:
             raise InputError(
                 f"{path} is refused: it does not fit {description.backbone} with {len(description.classes)} classes, "
-                f"which model.json names. Expected: {_listed(shapes, given) or 'nothing more'}; found instead: "
-                f"{_listed(given, shapes) or 'nothing'}."
+                f"which model.json names. Expected: {_besides(shapes, given) or 'nothing more'}; found instead: "
+                f"{_besides(given, shapes) or 'nothing'}."
             )
         weights, networks = load_file(path), []
         for prefix, own in members.items():
@@ -288,10 +289,9 @@ def _refuse_pickle(path: Path) -> None:
         )
 
 
-def _listed(shapes: Mapping[str, tuple[int, ...]], other: Mapping[str, tuple[int, ...]]) -> str:
+def _besides(shapes: Mapping[str, tuple[int, ...]], other: Mapping[str, tuple[int, ...]]) -> str:
     """The first entries of ``shapes`` that ``other`` does not have."""
-    names = [f"{name} {list(shape)}" for name, shape in shapes.items() if other.get(name) != shape]
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return listed([f"{name} {list(shape)}" for name, shape in shapes.items() if other.get(name) != shape], 6)
 
 
 def grad_cam(model: Any, features: Tensor, classes: Tensor) -> Tensor:

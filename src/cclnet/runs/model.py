@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,13 @@ class Member:
     pooling: str = field(default="last", metadata=rule(choices=POOLINGS))
     temperature: float | None = field(default=None, metadata=TEMPERATURE)  # None: not calibrated
 
+    @classmethod
+    def of(cls, model: ModelDescription, temperature: float | None) -> Member:
+        return cls(**{name: getattr(model, name) for name in MEMBER_FIELDS}, temperature=temperature)
+
+
+MEMBER_FIELDS = tuple(own.name for own in fields(Member) if own.name != "temperature")
+
 
 @dataclass(frozen=True)
 class ModelDescription:
@@ -146,8 +153,7 @@ class ModelDescription:
     def member(self, index: int) -> ModelDescription:
         """The description of a member of an ensemble, as of a model of its own."""
         own = self.members[index]
-        names = ("backbone", "short_side", "crop", "mean", "std", "target", "tta", "pooling")
-        return replace(self, members=(), **{name: getattr(own, name) for name in names})
+        return replace(self, members=(), **{name: getattr(own, name) for name in MEMBER_FIELDS})
 
     def with_tta(self, tta: str) -> ModelDescription:
         """The description with other views. Those of an exported program and of an ensemble are fixed."""

@@ -119,6 +119,16 @@ def names_in_order(classes: Sequence[str]) -> bool:
     return False
 
 
+def label_texts(labels: Labels, classes: Sequence[str]) -> list[str]:
+    """Labels as the files have them: class names; several labels of one image are joined by ``|``.
+
+    >>> label_texts(np.array([[1, 1], [0, 0]], np.uint8), ("a", "b"))
+    ['a|b', '']
+    """
+    names = np.array(classes, dtype=object)
+    return ["|".join(names[row > 0]) for row in labels] if labels.ndim == 2 else names[labels].tolist()
+
+
 def sum_tolerance(num_classes: int) -> float:
     """How far the sum of a row may be from one: four decimals per class round by up to K times 0.00005."""
     return max(1e-3, num_classes * 5e-5)
@@ -362,13 +372,9 @@ def write_image_table(folder: Path, predictions: Predictions) -> Path:
 
 def image_columns(predictions: Predictions) -> Columns:
     """IMAGE_COLUMNS, as far as they are known."""
-    classes = np.array(predictions.classes, dtype=np.str_)
-    if predictions.multilabel:
-        if odd := [name for name in predictions.classes if "|" in name]:
-            raise InputError(f"labels are joined by '|', so no class name may contain it: {examples(odd)}. Rename it.")
-        labels = np.array(["|".join(classes[row]) for row in predictions.labels.astype(bool)], dtype=np.str_)
-    else:
-        labels = classes[predictions.labels]
+    if predictions.multilabel and (odd := [name for name in predictions.classes if "|" in name]):
+        raise InputError(f"labels are joined by '|', so no class name may contain it: {examples(odd)}. Rename it.")
+    labels = np.array(label_texts(predictions.labels, predictions.classes), dtype=np.str_)
     values = (predictions.images, predictions.splits, predictions.groups, labels)
     return {name: value for name, value in zip(IMAGE_COLUMNS, values, strict=True) if value is not None}
 

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from cclnet.data.archives import import_pyarrow
 from cclnet.data.sources.selection import is_excluded, keep
 from cclnet.data.sources.source import (
     Source,
@@ -125,14 +125,7 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     rows = rows.iloc[kept].reset_index(drop=True)
     names = rows[image].tolist()
     groups = None if group is None else notes.fill_groups(rows[group].tolist(), names)
-    splits = None
-    if split is not None:
-        cells = rows[split].str.lower()
-        if odd := sorted({cell or "(empty)" for cell in rows[split][~cells.isin(SPLIT_NAMES)]}):
-            raise InputError(f"{sheet}: splits must be among {', '.join(SPLIT_NAMES)}; found {listed(odd)}.")
-        splits = np.array([SPLIT_NAMES[cell] for cell in cells], dtype=np.str_)
-    else:
-        splits = notes.splits_of_folders(root, paths)
+    splits = notes.splits_of_folders(root, paths) if split is None else splits_of(sheet, rows[split])
     images, extra = [Path(path) for path in paths], rows.drop(columns=used)
     table = ImageTable(SOURCE.title, root, names, images, labels[kept], classes, groups, splits, extra)
     return finish(table, notes, options)
@@ -277,6 +270,14 @@ def _marked_labels(sheet: Path, rows: pd.DataFrame, columns: tuple[str, ...]) ->
     return marks, columns, labelled
 
 
+def splits_of(sheet: Path, column: pd.Series[str]) -> npt.NDArray[np.str_]:
+    """Read a column of splits, under any of their usual names."""
+    cells = column.str.lower()
+    if odd := sorted({cell or "(empty)" for cell in column[~cells.isin(SPLIT_NAMES)]}):
+        raise InputError(f"{sheet}: splits must be among {', '.join(SPLIT_NAMES)}; found {listed(odd)}.")
+    return np.array([SPLIT_NAMES[cell] for cell in cells], dtype=np.str_)
+
+
 def _normalise(column: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_")
 
@@ -314,8 +315,7 @@ def _read_sample(path: Path) -> pd.DataFrame:
     """Return the first rows of a table file, without the checks of :func:`read_sheet`; empty if it is none."""
     try:
         if path.suffix.lower() in PARQUET_SUFFIXES:
-            pyarrow = _pyarrow(path)
-            batch = next(pyarrow.parquet.ParquetFile(path).iter_batches(_SAMPLE), None)
+            batch = next(import_pyarrow(path).parquet.ParquetFile(path).iter_batches(_SAMPLE), None)
             cells = {} if batch is None else batch.to_pydict()
             return pd.DataFrame({name: [as_text(cell) for cell in column] for name, column in cells.items()})
         with path.open("rb") as file:
@@ -331,7 +331,7 @@ def _read_sample(path: Path) -> pd.DataFrame:
 def read_columns(path: Path) -> list[str]:
     """Return the column names; none if the file is not a table, so that any file can be checked."""
     if path.suffix.lower() in PARQUET_SUFFIXES:
-        pyarrow = _pyarrow(path)
+        pyarrow = import_pyarrow(path)
         try:
             return list(pyarrow.parquet.read_schema(path).names)
         except (pyarrow.ArrowException, OSError):
@@ -373,7 +373,7 @@ def _refuse_repeated_columns(path: Path, columns: list[str]) -> None:
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
-    pyarrow = _pyarrow(path)
+    pyarrow = import_pyarrow(path)
     try:
         refuse_many_columns(path, pyarrow.parquet.read_metadata(path).num_columns)
         table = pd.read_parquet(path, engine="pyarrow")
@@ -385,14 +385,6 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     _refuse_repeated_columns(path, columns)
     cells = {name: [as_text(cell) for cell in table.iloc[:, i].convert_dtypes()] for i, name in enumerate(columns)}
     return pd.DataFrame(cells, dtype=object)
-
-
-def _pyarrow(path: Path) -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InputError(f"{path} is a Parquet file, which needs pyarrow: pip install 'cclnet[parquet]'") from error
-    return pyarrow
 
 
 def as_text(cell: object) -> str:

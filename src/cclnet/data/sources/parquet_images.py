@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from cclnet.data.archives import ArchivedImages, bytes_column, pyarrow_parquet, safe_name
+from cclnet.data.archives import ArchivedImages, bytes_column, import_pyarrow, safe_name
 from cclnet.data.sources.folder_names import split_of_folder
 from cclnet.data.sources.manifest import (
     GROUP,
@@ -21,9 +21,10 @@ from cclnet.data.sources.manifest import (
     find_label_columns,
     labels_of,
     refuse_many_columns,
+    splits_of,
 )
 from cclnet.data.sources.source import Source, SourceNotes, finish, nfc, plain_files, subfolders
-from cclnet.data.table import SPLIT_NAMES, ImageTable, listed
+from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, first_line
 from cclnet.settings import DataOptions
 
@@ -46,7 +47,7 @@ def find(path: Path) -> list[Path]:
 
 def _has_images(path: Path) -> bool:
     try:
-        return bytes_column(pyarrow_parquet(path).read_schema(path)) is not None
+        return bytes_column(import_pyarrow(path).parquet.read_schema(path)) is not None
     except InputError:  # without pyarrow the manifest source says what is needed
         return False
     except Exception:  # noqa: BLE001 (damaged files make pyarrow fail in any way)
@@ -60,7 +61,7 @@ def read(path: Path, options: DataOptions) -> ImageTable:
         raise InputError(f"expected Parquet files with a column of image bytes in {path}, found none.")
     root = path if path.is_dir() else path.parent
     rows = pd.concat([_read_table(file) for file in files], ignore_index=True)
-    counts = [pyarrow_parquet(file).read_metadata(file).num_rows for file in files]
+    counts = [import_pyarrow(file).parquet.read_metadata(file).num_rows for file in files]
     of_file = np.repeat(np.arange(len(files), dtype=np.int32), counts)
     row_of_file = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
     notes, sheet = SourceNotes(), files[0]
@@ -85,7 +86,7 @@ def read(path: Path, options: DataOptions) -> ImageTable:
 
 def _read_table(path: Path) -> pd.DataFrame:
     """Return all columns but the images as text. Class numbers get the names that Hugging Face stores in the schema."""
-    parquet = pyarrow_parquet(path)
+    parquet = import_pyarrow(path).parquet
     try:
         described = parquet.read_metadata(path)
         refuse_many_columns(path, described.num_columns)
@@ -142,10 +143,7 @@ def _names(rows: pd.DataFrame, column: str | None, files: list[Path], of_file: A
 
 def _splits(rows: pd.DataFrame, column: str | None, files: list[Path], of_file: Any, notes: SourceNotes) -> Any:
     if column is not None:
-        cells = rows[column].str.lower()
-        if odd := sorted({cell or "(empty)" for cell in rows[column][~cells.isin(SPLIT_NAMES)]}):
-            raise InputError(f"{files[0]}: splits must be among {', '.join(SPLIT_NAMES)}; found {listed(odd)}.")
-        return np.array([SPLIT_NAMES[cell] for cell in cells], dtype=np.str_)
+        return splits_of(files[0], rows[column])
     of_name = [split_of_folder(file.stem.partition("-")[0]) or split_of_folder(file.parent.name) for file in files]
     if len(set(of_name)) < 2 or "" in of_name:
         return None
