@@ -30,7 +30,7 @@ import numpy.typing as npt
 from scipy import sparse, stats
 
 from cclnet.runs.predictions import Floats, Integers, Predictions
-from cclnet.runs.scores import Intervals
+from cclnet.runs.scores import Estimate, Intervals, finite
 
 LEVEL = 0.95
 Bounds = tuple[float, float]
@@ -132,6 +132,19 @@ def intervals_summary(units: Units, draws: int, seed: int) -> Intervals:
     if units.kind == "images":
         words += " No groups are known: images of one lesion or patient would make these intervals too narrow."
     return Intervals(LEVEL, draws, seed, units.kind, units.count, words)
+
+
+def estimate(
+    value: float,
+    draws: Floats,
+    units: int,
+    bounds: Bounds = (0.0, 1.0),
+    trials: int | None = None,
+    biased: bool = False,
+) -> Estimate:
+    """A score with its :func:`interval`; None for numbers that are undefined."""
+    ends = interval(value, draws, units, bounds, trials, biased)
+    return Estimate(*(finite(float(number)) for number in (value, *ends)))
 
 
 def interval(

@@ -207,13 +207,7 @@ def compare(
     opened = [run for group in groups for run in group.runs]
     aligned = align(opened)
     units, task = units_of(aligned[0]), task_of(aligned[0])
-    names = [group.name for group in groups]
-    indices = list(itertools.combinations(range(len(names)), 2))
-    if against is not None:
-        if against not in names:
-            raise unknown("method", against, names)
-        reference = names.index(against)
-        indices = [(i, reference) for i in range(len(names)) if i != reference]
+    indices = _pairs_of([group.name for group in groups], against)
     sampled = _sample_runs(opened, aligned, units, draws, seed, warnings)
     if primary is not None and primary not in sampled:
         raise unknown("score", primary, sampled)
@@ -257,6 +251,16 @@ def compare(
         warnings=tuple(warnings),
         versions=package_versions(PACKAGES),
     )
+
+
+def _pairs_of(names: Sequence[str], against: str | None) -> list[tuple[int, int]]:
+    """The methods to compare, by index: every pair, or all with the one named ``against``."""
+    if against is None:
+        return list(itertools.combinations(range(len(names)), 2))
+    if against not in names:
+        raise unknown("method", against, names)
+    reference = names.index(against)
+    return [(i, reference) for i in range(len(names)) if i != reference]
 
 
 def _sample_runs(

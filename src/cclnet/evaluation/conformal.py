@@ -28,7 +28,7 @@ import numpy.typing as npt
 from cclnet.errors import InputError, unknown
 from cclnet.runs.model import ConformalThresholds
 from cclnet.runs.predictions import Floats, Predictions
-from cclnet.runs.scores import Estimate, PredictionSets, SetScores, Temperature, finite
+from cclnet.runs.scores import PredictionSets, SetScores, Temperature
 
 if TYPE_CHECKING:
     from cclnet.evaluation.bootstrap import Units
@@ -136,7 +136,7 @@ def _set_scores(
 ) -> SetScores:
     from scipy import sparse
 
-    from cclnet.evaluation.bootstrap import Statistic, bootstrap, interval
+    from cclnet.evaluation.bootstrap import Statistic, bootstrap, estimate
 
     covered, size = inside[np.arange(len(inside)), reported.labels], inside.sum(axis=1)
     features = np.column_stack([np.ones(len(inside)), covered, size, size == 1]).astype(np.float64)
@@ -148,9 +148,8 @@ def _set_scores(
     values, (drawn,) = scores(features.sum(axis=0)[None]), bootstrap([statistic], units, draws, seed)
     estimates = {}
     for name, value in values.items():
-        bounds = (1.0, float(reported.num_classes)) if name == "size" else (0.0, 1.0)
-        ends = interval(float(value[0]), drawn[name], units.count, bounds, None if name == "size" else units.count)
-        estimates[name] = Estimate(*(finite(float(x)) for x in (value[0], *ends)))
+        bounds, trials = ((1.0, float(reported.num_classes)), None) if name == "size" else ((0.0, 1.0), units.count)
+        estimates[name] = estimate(float(value[0]), drawn[name], units.count, bounds, trials)
     members = [reported.labels == k for k in range(reported.num_classes)]
     of_classes = tuple(float(covered[own].mean()) if own.any() else None for own in members)
     return SetScores(kind, level, **estimates, coverage_of_classes=of_classes)

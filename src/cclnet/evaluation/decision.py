@@ -31,7 +31,7 @@ from cclnet.runs.decision_rule import RULES, DecisionRule, Floats, Indices, bala
 from cclnet.runs.folder import RunFolder, open_run
 from cclnet.runs.model import CONFIDENCES, AbstentionCurve
 from cclnet.runs.predictions import Predictions
-from cclnet.runs.scores import AbstentionScores, DecisionScores, Estimate, RuleScores, finite
+from cclnet.runs.scores import AbstentionScores, DecisionScores, RuleScores
 
 if TYPE_CHECKING:
     from cclnet.evaluation.bootstrap import Statistic, Units
@@ -62,7 +62,7 @@ def rule_of_run(
 
 def score_rules(predictions: Predictions, chosen: DecisionRule, units: Units, draws: int, seed: int) -> DecisionScores:
     """All rules whose numbers are known, side by side on calibrated predictions; all get the same bootstrap draws."""
-    from cclnet.evaluation.bootstrap import bootstrap, interval
+    from cclnet.evaluation.bootstrap import bootstrap, estimate
 
     known = {"balanced": chosen.weights, "costs": chosen.costs}
     names = [name for name in RULES if known.get(name, True) is not None]
@@ -76,8 +76,7 @@ def score_rules(predictions: Predictions, chosen: DecisionRule, units: Units, dr
         for metric, value in statistic.scores(totals).items():
             largest = float(costs.max()) if metric == "expected_cost" and costs is not None else 1.0
             trials = units.count if metric == "accuracy" else None
-            ends = interval(float(value[0]), of_draws[metric], units.count, (0.0, largest), trials)
-            scores[metric] = Estimate(*(finite(float(x)) for x in (value[0], *ends)))
+            scores[metric] = estimate(float(value[0]), of_draws[metric], units.count, (0.0, largest), trials)
         counts = totals.reshape(size, size).astype(int).tolist()
         found.append(RuleScores(name, scores, tuple(map(tuple, counts))))
     return DecisionScores(chosen.name, tuple(found), chosen.costs, IN_WORDS[chosen.name])
@@ -129,7 +128,7 @@ def score_abstention(
     It is chosen on ``fitting``. Where that is None it is chosen on all reported images, and ``aurc_of_choice`` is
     cross-fitted: the mean over two halves (by group) of the AURC of the kind that is better on the other half.
     """
-    from cclnet.evaluation.bootstrap import bootstrap, interval
+    from cclnet.evaluation.bootstrap import bootstrap, estimate
     from cclnet.evaluation.calibration import aurc_statistic, halves_of
 
     def area(predictions: Predictions, kind: str) -> float:
@@ -142,10 +141,10 @@ def score_abstention(
 
     values = {kind: area(reported, kind) for kind in CONFIDENCES}
     statistics = [aurc_statistic(*_confident_and_right(reported, rule, kind)) for kind in CONFIDENCES]
-    estimates = {}
-    for (kind, value), drawn in zip(values.items(), bootstrap(statistics, units, draws, seed), strict=True):
-        ends = interval(value, drawn["aurc"], units.count)
-        estimates[kind] = Estimate(*(finite(float(x)) for x in (value, *ends)))
+    estimates = {
+        kind: estimate(value, drawn["aurc"], units.count)
+        for (kind, value), drawn in zip(values.items(), bootstrap(statistics, units, draws, seed), strict=True)
+    }
     second = halves_of(units, seed)
     if fitting is not None or not second.any() or second.all():
         chosen = better(reported if fitting is None else fitting)

@@ -22,7 +22,7 @@ from cclnet.files import make_folder
 from cclnet.runs.decision_rule import DecisionRule, balancing_weights, make_rule
 from cclnet.runs.folder import OpenedRun, RunFolder, open_run
 from cclnet.runs.model import Calibration, FittedTemperature
-from cclnet.runs.predictions import Predictions, counted
+from cclnet.runs.predictions import Integers, Predictions, counted
 from cclnet.runs.provenance import package_versions
 from cclnet.runs.scores import (
     CalibrationScores,
@@ -31,6 +31,7 @@ from cclnet.runs.scores import (
     Copies,
     Mistake,
     Scores,
+    SoftLabelSummary,
     SplitSummary,
     finite,
 )
@@ -69,14 +70,9 @@ def evaluate(
     stages += [] if after is None else [(after, calibration_metrics(task))]
     samples, *calibrated = compute(stages, units, draws, seed)
     counts = None if reported.multilabel else confusion(reported)
-    model, soft_labels = opened.model, None
-    if opened.soft_labels is not None:
-        collapse = None if model is None else model.collapse_softness
-        trained_on = model.class_counts if model is not None and model.classes == reported.classes else None
-        soft_labels = summarise(reported.classes, opened.soft_labels, collapse, trained_on, counts)
     scores = Scores(
         name=opened.name,
-        model=None if model is None else model.to_json(),
+        model=None if opened.model is None else opened.model.to_json(),
         task=task,
         classes=tuple(reported.classes),
         split=split_summary(opened.predictions, opened.split),
@@ -94,7 +90,7 @@ def evaluate(
             after=None if after is None else _stage(after, calibrated[0], units),
         ),
         leak=opened.leak(),
-        soft_labels=soft_labels,
+        soft_labels=_soft_labels(opened, reported, counts),
         mistakes=_mistakes(reported),
         warnings=(),
         versions=package_versions(PACKAGES),
@@ -110,11 +106,16 @@ def evaluate(
     scores = replace(scores, warnings=_warnings(scores, reported, units, fitting if fit_on else None))
     folder = opened.folder if out is None else RunFolder(out)
     if folder is not None:
-        make_folder(folder.path)
-        if opened.folder is not None and folder.path.samefile(opened.folder.path):
-            folder.write_calibration(found)
-        folder.write_scores(scores)
+        _write(folder, opened, scores, found)
     return scores
+
+
+def _write(folder: RunFolder, opened: OpenedRun, scores: Scores, found: Calibration) -> None:
+    """Write scores.json and, into the run's own folder, calibration.json."""
+    make_folder(folder.path)
+    if opened.folder is not None and folder.path.samefile(opened.folder.path):
+        folder.write_calibration(found)
+    folder.write_scores(scores)
 
 
 def _with_decisions(
@@ -137,6 +138,19 @@ def _with_decisions(
     return scores, replace(found, decision=rule, confidence=abstention.chosen, sets=thresholds)
 
 
+def _trained_counts(opened: OpenedRun, reported: Predictions) -> tuple[int, ...] | None:
+    """The training images of each class; None where they are unknown, or of other classes."""
+    return None if opened.model is None or opened.model.classes != reported.classes else opened.model.class_counts
+
+
+def _soft_labels(opened: OpenedRun, reported: Predictions, confusions: Integers | None) -> SoftLabelSummary | None:
+    if opened.soft_labels is None:
+        return None
+    collapse = None if opened.model is None else opened.model.collapse_softness
+    counts = _trained_counts(opened, reported)
+    return summarise(reported.classes, opened.soft_labels, collapse, counts, confusions)
+
+
 def _copies(opened: OpenedRun, images: int) -> Copies | None:
     found = opened.data.duplicates
     if found is None or opened.split not in found.exact:
@@ -150,8 +164,7 @@ def _rule(
     opened: OpenedRun, reported: Predictions, fitting: Predictions | None, decision: str | None, cost: str | None
 ) -> DecisionRule:
     """The decision rule. Class frequencies are those of the training, else of the split that the temperature is of."""
-    classes, model = reported.classes, opened.model
-    counts = None if model is None or model.classes != classes else model.class_counts
+    classes, counts = reported.classes, _trained_counts(opened, reported)
     if counts is None and fitting is not None:
         counts = tuple(fitting.class_counts.tolist())
     if opened.folder is not None:

@@ -28,7 +28,7 @@ import numpy as np
 
 from cclnet.errors import InputError
 from cclnet.evaluation import calibration, classification
-from cclnet.evaluation.bootstrap import Bounds, Resampled, Statistic, Units, bootstrap, interval, units_with
+from cclnet.evaluation.bootstrap import Bounds, Resampled, Statistic, Units, bootstrap, estimate, units_with
 from cclnet.evaluation.classification import Values, predicted_classes
 from cclnet.runs.predictions import Floats, Integers, Predictions
 from cclnet.runs.scores import Estimate
@@ -191,12 +191,11 @@ class Sample:
         """The value with its interval; one per class for a metric of classes."""
         own, bounds = self.metric, self.metric.bounds_for(task_of(predictions))
         trials = None if own.trials is None else np.atleast_1d(own.trials(predictions, units))
-        draws, found = self.draws.reshape(len(self.draws), -1), []
-        for k, value in enumerate(np.atleast_1d(self.value).tolist()):
-            count = None if trials is None else int(trials[k])
-            ends = interval(value, draws[:, k], units.count, bounds, count, biased=own.biased)
-            found.append(Estimate(*(None if math.isnan(x) else float(x) for x in (value, *ends))))
-        return found
+        draws = self.draws.reshape(len(self.draws), -1)
+        return [
+            estimate(value, draws[:, k], units.count, bounds, None if trials is None else int(trials[k]), own.biased)
+            for k, value in enumerate(np.atleast_1d(self.value).tolist())
+        ]
 
 
 def point_estimates(predictions: Predictions, metrics: Sequence[Metric]) -> Values:

@@ -62,6 +62,18 @@ def seeds_of(results: Sequence[PaperResult], cell: PaperCell) -> list[PaperResul
     return sorted(own, key=lambda result: result.cell.seed)
 
 
+def plain_results(results: Sequence[PaperResult], split: str, backbone: str) -> list[PaperResult]:
+    """The results of a backbone and split in Table 1: no variant, and the usual learning rate of the head."""
+    return [r for r in results if r.cell == PaperCell(backbone, r.cell.method, r.cell.seed, split)]
+
+
+def _common_seeds(of_method: Mapping[str, Mapping[int, Any]]) -> list[int]:
+    """The seeds that all methods have; none if CCL-Net or all others are missing."""
+    if "ccl" not in of_method or len(of_method) < 2:
+        return []
+    return sorted(set.intersection(*map(set, of_method.values())))
+
+
 class SeedStatistics:
     """Statistics over the seeds of the results in one folder."""
 
@@ -106,8 +118,8 @@ class SeedStatistics:
         seeds that all of them have; None if CCL-Net or all others are missing."""
         of_method = {m: {r.cell.seed: r for r in results if r.cell.method == m} for m in RIVALS}
         of_method = {m: runs for m, runs in of_method.items() if runs}
-        seeds = sorted(set.intersection(*map(set, of_method.values()))) if of_method else []
-        if "ccl" not in of_method or len(of_method) < 2 or not seeds:
+        seeds = _common_seeds(of_method)
+        if not seeds:
             return None
         chosen = {METHODS[m]: [runs[seed] for seed in seeds] for m, runs in of_method.items()}
         cell = chosen[METHODS["ccl"]][0].cell
@@ -123,8 +135,8 @@ class SeedStatistics:
             runs = [own[key] for key in sorted(wanted) if key[:2] == (method, seed) and key in own]
             if len(runs) == FOLDS:
                 of_method.setdefault(method, {})[seed] = runs
-        seeds = sorted(set.intersection(*map(set, of_method.values()))) if of_method else []
-        if "ccl" not in of_method or len(of_method) < 2 or not seeds:
+        seeds = _common_seeds(of_method)
+        if not seeds:
             return None
         chosen = {METHODS[m]: [of_method[m][seed] for seed in seeds] for m in RIVALS if m in of_method}
         together = [run for sets in chosen.values() for runs in sets for run in runs]

@@ -20,7 +20,15 @@ from cclnet.report.html import render
 from cclnet.report.text import NONE, signed_text
 from cclnet.reproduce.experiments import BACKBONES, COMPARED, METHODS, PAPER_SCORES, TABLE2, PaperCell, published
 from cclnet.reproduce.paper_figures import write_figures
-from cclnet.reproduce.seeds import RANKING, PaperResult, SeedStatistics, correct_together, read_results, seeds_of
+from cclnet.reproduce.seeds import (
+    RANKING,
+    PaperResult,
+    SeedStatistics,
+    correct_together,
+    plain_results,
+    read_results,
+    seeds_of,
+)
 
 NOT_RUN = "not run"
 SPLIT_TITLES = {"paper": "the paper's split", "lesion": "the split by lesion"}
@@ -193,10 +201,9 @@ def rivals_grid(results: Sequence[PaperResult], seeds: SeedStatistics) -> Grid:
     """CCL-Net against hard labels and uniform smoothing, on both splits, with the verdict in words."""
     named: list[tuple[Lines, Lines]] = []
     pairs: list[Mapping[str, Any]] = []
-    plain = [r for r in results if not r.cell.variant and not r.cell.changes and r.cell.lr_ccl == PaperCell.lr_ccl]
     for split, split_title in SPLIT_TITLES.items():
         for backbone, title in BACKBONES.items():
-            found = seeds.compare_all([r for r in plain if (r.cell.split, r.cell.backbone) == (split, backbone)])
+            found = seeds.compare_all(plain_results(results, split, backbone))
             pairs += found["pairs"] if found else ()
             named += [((split_title,), (title,))] * len(found["pairs"] if found else ())
     scores = ("accuracy", "kappa", *RANKING)

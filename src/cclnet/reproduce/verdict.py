@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cclnet.report.text import signed_text
 from cclnet.reproduce.experiments import BACKBONES, METHODS, PAPER_SCORES, PaperCell, published
-from cclnet.reproduce.seeds import RANKING, PaperResult, SeedStatistics, read_results, seeds_of
+from cclnet.reproduce.seeds import RANKING, PaperResult, SeedStatistics, plain_results, read_results, seeds_of
 from cclnet.reproduce.tables import (
     HEADS,
     SPLIT_TITLES,
@@ -39,9 +39,7 @@ def verdict_text(results: Sequence[PaperResult], seeds: SeedStatistics) -> str:
         return "No cell has been run yet."
     paired = {}
     for split in SPLIT_TITLES:
-        own = [r for r in results if (r.cell.split, r.cell.backbone) == (split, "resnet18")]
-        plain = [r for r in own if not r.cell.variant and not r.cell.changes and r.cell.lr_ccl == PaperCell.lr_ccl]
-        found = seeds.compare_all(plain)
+        found = seeds.compare_all(plain_results(results, split, "resnet18"))
         paired[split] = next((p for p in found["pairs"] if p["b"] == METHODS["hard"]), None) if found else None
     lines = [
         "- **Best of six methods:** the paper reports CCL-Net as the best on all 12 numbers of Table 1 (three "
