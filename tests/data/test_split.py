@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cclnet.data.split import divided_groups, leaks, make_split, read_split, split_kind, stratify, write_split
+from cclnet.data.split import divided_groups, leaks, make_split, read_split, split_kind, split_table, stratify
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
+from cclnet.runs.folder import write_split_file
 from cclnet.settings import SplitSettings
 
 
@@ -223,7 +224,7 @@ def test_a_given_test_split_that_shares_groups_is_refused():
 def test_a_split_is_written_and_accepted_back(tmp_path):
     table = lesions()
     splits = make_split(table, SplitSettings(test=0.1))
-    write_split(tmp_path / "split.csv", table, splits)
+    write_split_file(tmp_path / "split.csv", split_table(table, splits))
     rows = pd.read_csv(tmp_path / "split.csv")
     assert list(rows.columns) == ["image", "split", "group", "label"]
     assert rows["label"][0] == "A"
@@ -237,7 +238,7 @@ def test_names_of_any_kind_survive_the_file(tmp_path):
     names = ["007", "NA", "ünï, çödé", 'say "x"', "1e5", " spaced "]
     table = replace(table_of([[1, 0], [0, 1], [1, 1], [0, 0], [1, 0], [0, 1]]), names=names)
     splits = np.array(["train", "val", "test", "train", "calibration", "val"])
-    write_split(tmp_path / "split.csv", table, splits)
+    write_split_file(tmp_path / "split.csv", split_table(table, splits))
     assert (read_split(tmp_path / "split.csv", table) == splits).all()
     labels = pd.read_csv(tmp_path / "split.csv", keep_default_na=False)["label"].tolist()
     assert labels == ["A", "B", "A|B", "", "A", "B"]
@@ -275,7 +276,7 @@ def test_a_file_that_cannot_be_read(tmp_path, content):
 def test_a_file_with_leaks_is_refused_unless_allowed(tmp_path):
     table = lesions()
     splits = make_split(table, SplitSettings(by="class"))
-    write_split(tmp_path / "split.csv", table, splits)
+    write_split_file(tmp_path / "split.csv", split_table(table, splits))
     from_file = SplitSettings(file=str(tmp_path / "split.csv"))
     with pytest.raises(InputError, match=r"split\.csv has \d+ groups .* and \d+ more"):
         make_split(table, from_file)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError
-from cclnet.runs.folder import SplitTable, leaks, read_split_file, write_split_file
+from cclnet.runs.folder import SplitTable, leaks, read_split_file
 from cclnet.runs.predictions import SPLITS
 from cclnet.settings import SplitSettings
 
@@ -268,11 +268,6 @@ def split_table(table: ImageTable, splits: SplitNames, folds: Indices | None = N
     names, labels = np.array(table.names, dtype=np.str_), np.array(table.label_names(), dtype=np.str_)
     fold_names = None if folds is None else np.where(folds < 0, "", folds.astype(np.str_))
     return SplitTable(names, splits, table.groups, labels, fold_names)
-
-
-def write_split(path: str | Path, table: ImageTable, splits: SplitNames) -> None:
-    """Write a split.csv."""
-    write_split_file(path, split_table(table, splits))
 
 
 def read_split(path: str | Path, table: ImageTable) -> SplitNames:
