@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cclnet.errors import InputError, check_range, first_line, unknown
 from cclnet.methods import Classes, Loss, build_method
+from cclnet.pretrained import pretrained_config
 
 INITIAL_STD = 0.001  # of the weights of a new classifier on a pretrained backbone
 
@@ -135,9 +136,7 @@ def image_size_settings(name: str, size: tuple[int, int]) -> dict[str, Any]:
     >>> image_size_settings("vit_tiny_patch16_224", (64, 64)), image_size_settings("resnet18", (64, 64))
     ({'img_size': 64}, {})
     """
-    import timm
-
-    config = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    config = pretrained_config(name)
     if config is None or not config.fixed_input_size or tuple(config.input_size[1:]) == size:
         return {}
     return {"img_size": size[0] if size[0] == size[1] else size}
@@ -157,6 +156,21 @@ def silent_exporters() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def to_onnx(network: nn.Module, images: Tensor, outputs: Sequence[str] | None = None) -> Any:
+    """A network as an ONNX model (a protobuf message) for batches of any size; ``images`` are an example."""
+    program = torch.onnx.export(
+        network,
+        (images,),
+        dynamo=True,
+        verbose=False,
+        input_names=["images"],
+        output_names=outputs,
+        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+    )
+    assert program is not None  # only without dynamo
+    return program.model_proto
 
 
 def layer_groups(model: Any, weight_decay: float, layer_decay: float, decay_norms: bool) -> list[dict[str, Any]]:

@@ -12,6 +12,13 @@ from typing import Any
 SECONDS = 4.0  # to wait for the hub
 
 
+def pretrained_config(backbone: str) -> Any:
+    """timm's description of the pretrained weights of a backbone; None for a name that timm does not know."""
+    import timm
+
+    return timm.get_pretrained_cfg(backbone) if timm.is_model(backbone) else None
+
+
 def input_settings(backbone: str, crop: int | None = None) -> dict[str, Any]:
     """The settings ``augment.crop`` and ``short_side`` for the input the backbone was pretrained with; empty for an
     unknown backbone. With ``crop``, the short side in the same proportion.
@@ -19,9 +26,7 @@ def input_settings(backbone: str, crop: int | None = None) -> dict[str, Any]:
     >>> input_settings("tf_efficientnet_lite0"), input_settings("tf_efficientnet_lite0", 112)
     ({'augment': {'crop': 224}, 'short_side': 256}, {'augment': {'crop': 112}, 'short_side': 128})
     """
-    import timm
-
-    config = timm.get_pretrained_cfg(backbone) if timm.is_model(backbone) else None
+    config = pretrained_config(backbone)
     if config is None:
         return {}
     side = crop or int(config.input_size[-1])
@@ -30,9 +35,7 @@ def input_settings(backbone: str, crop: int | None = None) -> dict[str, Any]:
 
 def find_weights(backbone: str) -> tuple[str, str]:
     """Where timm finds the pretrained weights of a backbone, and why nowhere: one of the two texts is empty."""
-    import timm
-
-    config = timm.get_pretrained_cfg(backbone) if timm.is_model(backbone) else None
+    config = pretrained_config(backbone)
     if config is None or not config.has_weights:
         return "", f"timm has no pretrained weights of {backbone}"
     if _is_cached(config):

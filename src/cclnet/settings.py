@@ -349,9 +349,9 @@ class Settings(DataOptions):
     def _pretrained_normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         if not (self.pretrained or self.weights):
             return IMAGENET_MEAN, IMAGENET_STD
-        import timm
+        from cclnet.pretrained import pretrained_config
 
-        config = timm.get_pretrained_cfg(self.backbone) if timm.is_model(self.backbone) else None
+        config = pretrained_config(self.backbone)
         return (IMAGENET_MEAN, IMAGENET_STD) if config is None else (tuple(config.mean), tuple(config.std))
 
 

@@ -14,7 +14,7 @@ from cclnet.runs.folder import RunFolder
 from cclnet.settings import make_settings
 from cclnet.training import duration
 from cclnet.training.console import Display
-from cclnet.training.duration import RunLength, first_estimate, probe
+from cclnet.training.duration import RunLength, first_estimate, seconds_per_image
 
 CPU = torch.device("cpu")
 SPLITS = np.array(["train"] * 1000 + ["val"] * 300)
@@ -49,7 +49,7 @@ def test_the_probe_leaves_the_random_state_alone(monkeypatch: pytest.MonkeyPatch
         chosen = replace(settings, method="ccl-multilabel" if table.multilabel else "ccl")
         splits = np.array(["train"] * len(table))
         before = torch.get_rng_state()
-        assert 0 < probe(chosen, table, splits) < 10
+        assert 0 < seconds_per_image(chosen, table, splits) < 10
         assert torch.equal(before, torch.get_rng_state())
     assert first_estimate(chosen, table, splits, CPU) == []  # short: not measured
     monkeypatch.setattr(duration, "PROBED_RUN", 0)

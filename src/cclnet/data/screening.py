@@ -4,7 +4,7 @@ more than one split."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ class Screened:
     splits: SplitNames
     images: DecodedImages
     summary: DataSummary
+    # [N], -1 for none: the model that predicts an image was fitted on the other folds. None without cross-validation.
+    fold: npt.NDArray[np.intp] | None = None
 
     def without(self, left_out: Mapping[int, str], duplicates: Duplicates | None = None) -> Screened:
         """Leave out rows, for a reason each."""
@@ -38,8 +40,9 @@ class Screened:
         reasons = {self.table.names[row]: reason for row, reason in left_out.items()}
         summary = DataSummary(self.summary.left_out | reasons, self.summary.notes, duplicates)
         if not reasons:
-            return Screened(self.table, self.splits, self.images, summary)
-        return Screened(self.table.select(kept), self.splits[kept], self.images.select(kept), summary)
+            return replace(self, summary=summary)
+        fold = None if self.fold is None else self.fold[kept]
+        return Screened(self.table.select(kept), self.splits[kept], self.images.select(kept), summary, fold)
 
 
 def screen(
@@ -48,8 +51,7 @@ def screen(
 ) -> Screened:  # fmt: skip
     """Decode the images of a split table; leave out what the settings say, and count duplicates across splits.
 
-    With ``fold`` [N], -1 for no fold, images are predicted by a model fitted on the other folds: copies in these are
-    counted, too.
+    With ``fold`` (see :class:`Screened`) copies in other folds are counted, too.
     """
     images, broken = decode_readable(table, settings.short_side, settings.cache_folder, progress=progress)
     if broken and not settings.skip_unreadable:
@@ -61,25 +63,20 @@ def screen(
         row: "unreadable: " + reason.removeprefix(f"cannot read {table.images[row]}: ")
         for row, reason in broken.items()
     }
-    screened = Screened(table, splits, images, DataSummary(notes=notes)).without(reasons)
-    if fold is not None:
-        fold = fold[[row for row in range(len(table)) if row not in reasons]]
-    copies = _Copies(screened, fold)
-    if not settings.deduplicate:
-        return screened.without({}, copies.across_splits())
-    left_out = copies.to_leave_out()
-    if fold is not None:
-        fold = fold[[row for row in range(len(fold)) if row not in left_out]]
-    screened = screened.without(left_out)
-    return screened.without({}, _Copies(screened, fold).across_splits())
+    screened = Screened(table, splits, images, DataSummary(notes=notes), fold).without(reasons)
+    copies = _Copies(screened)
+    if settings.deduplicate:
+        screened = screened.without(copies.to_leave_out())
+        copies = _Copies(screened)
+    return screened.without({}, copies.across_splits())
 
 
 class _Copies:
     """Which images are copies of each other: identical ones share a root, the first of them; near ones are pairs of
     roots."""
 
-    def __init__(self, screened: Screened, fold: npt.NDArray[np.intp] | None = None) -> None:
-        table, images = screened.table, screened.images
+    def __init__(self, screened: Screened) -> None:
+        table, images, fold = screened.table, screened.images, screened.fold
         self.names, self.splits = table.names, screened.splits
         self.rank = np.array([SPLITS.index(name) for name in screened.splits], dtype=np.int64)
         # The set that an image belongs to, and for each set [S, S] those that its model was fitted on.

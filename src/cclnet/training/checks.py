@@ -52,14 +52,12 @@ def _check_backbone_without_timm(name: str) -> None:
 def check_pretrained(backbone: str) -> None:
     """Refuse pretrained weights that are neither in a cache nor can be downloaded now, and name the ways without an
     internet connection. The hub's own client needs more than a minute to give up."""
-    import timm
-
-    from cclnet.pretrained import find_weights
+    from cclnet.pretrained import find_weights, pretrained_config
 
     _, missing = find_weights(backbone)
     if not missing:
         return
-    config = timm.get_pretrained_cfg(backbone)
+    config = pretrained_config(backbone)
     hub = config.hf_hub_id if config else None
     ways = "Without an internet connection give --weights FILE.safetensors instead of --pretrained"
     if hub:

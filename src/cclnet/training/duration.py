@@ -87,11 +87,11 @@ def first_estimate(settings: Settings, table: ImageTable, splits: SplitNames, de
     length = RunLength.of(settings, splits, device)
     if not length.on_cpu or length.left * settings.batch_size < PROBED_RUN:
         return []
-    per_step = probe(settings, table, splits) * min(settings.batch_size, length.images)
+    per_step = seconds_per_image(settings, table, splits) * min(settings.batch_size, length.images)
     return length.lines(per_step, "first estimate, from the network alone")
 
 
-def probe(settings: Settings, table: ImageTable, splits: SplitNames) -> float:
+def seconds_per_image(settings: Settings, table: ImageTable, splits: SplitNames) -> float:
     """The seconds per image of a training step on this CPU, of a network that is then thrown away. The random state
     stays as it is, so that the run does not depend on it."""
     crop, count = settings.augment.crop, min(PROBE_IMAGES, settings.batch_size)

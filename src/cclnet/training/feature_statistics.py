@@ -8,7 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from cclnet.data.augment import normalise
+from cclnet.network import Classifier
 from cclnet.runs.out_of_distribution import FeatureStatistics, auroc, fit_statistics
 
 MAX_IMAGES = 4096  # of the training split, and of the others
@@ -33,6 +37,13 @@ def statistics_of(
         return None
     scores = np.sort(found.score(features(others)))
     return replace(found, held_out=scores, noise_auroc=auroc(scores, found.score(of_noise())))
+
+
+@torch.no_grad()
+def noise_features(classifier: Classifier, crop: int, mean: Tensor, std: Tensor) -> npt.NDArray[np.float64]:
+    """The pooled features of noise images with a side of ``crop``, [n, F]."""
+    noise = normalise(torch.from_numpy(noise_images(crop, crop)).to(mean.device), mean, std)
+    return classifier.eval().features(noise.to(mean.dtype)).double().cpu().numpy()
 
 
 def noise_images(height: int, width: int, count: int = NOISE_IMAGES) -> npt.NDArray[np.uint8]:

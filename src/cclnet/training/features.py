@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,9 +23,8 @@ from cclnet.data.loader import Loader
 from cclnet.data.parallel import available_cores, counting_images
 from cclnet.data.table import ImageTable
 from cclnet.data.views import VIEWS
-from cclnet.errors import InputError
-from cclnet.files import make_folder, write_whole
-from cclnet.network import TimmClassifier, silent_exporters
+from cclnet.files import cache_folder, make_folder, write_whole
+from cclnet.network import TimmClassifier, silent_exporters, to_onnx
 from cclnet.settings import Settings
 
 Floats32 = npt.NDArray[np.float32]
@@ -54,7 +52,7 @@ def frozen_features(
     the preprocessing.
     """
     keys = {view: _key(classifier, settings, table, view) for view in views}
-    folders = {view: _folder(settings.cache_folder) / key for view, key in keys.items()}
+    folders = {view: cache_folder(settings.cache_folder) / "features" / key for view, key in keys.items()}
     starts = range(0, len(table), PART)
     parts = {(view, start): folders[view] / f"{start:08d}.npy" for view in views for start in starts}
     found = {own: _read(path, min(PART, len(table) - own[1])) for own, path in parts.items()}
@@ -118,17 +116,11 @@ def onnx_forward(classifier: TimmClassifier, crop: int) -> Forward | None:
     images = torch.randn(2, 3, crop, crop, generator=torch.Generator().manual_seed(0))
     try:
         with silent_exporters():
-            program = torch.onnx.export(
-                _Features(classifier).eval(), (images,), dynamo=True, verbose=False, input_names=["images"],
-                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-            )  # fmt: skip
-        assert program is not None  # only without dynamo
+            model = to_onnx(_Features(classifier).eval(), images)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = min(available_cores(), torch.get_num_threads())
         options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(
-            program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError):
         return None  # PyTorch runs every network
 
@@ -166,12 +158,6 @@ def _key(classifier: TimmClassifier, settings: Settings, table: ImageTable, view
     return f"{settings.backbone}-{digest.hexdigest()}"
 
 
-def _folder(cache_dir: Path | None) -> Path:
-    if cache_dir is None:
-        cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cclnet"
-    return cache_dir / "features"
-
-
 def _read(path: Path, count: int) -> Floats32 | None:
     """Return the features in a file; None where it is missing or damaged, because they can be computed again."""
     try:
@@ -182,14 +168,8 @@ def _read(path: Path, count: int) -> Floats32 | None:
 
 
 def _write(path: Path, values: Floats32) -> None:
-    try:
-        make_folder(path.parent)
-        write_whole(path, lambda file: np.save(file, values, allow_pickle=False))
-    except OSError as error:
-        raise InputError(
-            f"cannot write features to {path.parent}: {error.strerror or error}. Free some space, or choose another "
-            "folder with --cache-dir (cache_dir)."
-        ) from error
+    make_folder(path.parent)
+    write_whole(path, lambda file: np.save(file, values, allow_pickle=False))
 
 
 def _whole(values: Floats32 | None) -> Floats32:

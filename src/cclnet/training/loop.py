@@ -14,10 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from lightning.fabric import Fabric
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from cclnet.data.augment import normalise
 from cclnet.data.loader import Rows
 from cclnet.errors import InputError, Interrupted, NotFinite, first_line
 from cclnet.functional import inverse_of
@@ -31,7 +29,7 @@ from cclnet.training.checkpoint import CheckpointWriter, checkpoints, load_lates
 from cclnet.training.console import Display, StopRequest, format_softness
 from cclnet.training.cuda_graph import compiled, plan_convolutions
 from cclnet.training.duration import RunLength
-from cclnet.training.feature_statistics import noise_images, statistics_of
+from cclnet.training.feature_statistics import noise_features, statistics_of
 from cclnet.training.setup import (
     PreparedData,
     check_batch_size,
@@ -44,7 +42,7 @@ from cclnet.training.setup import (
     train_loader,
 )
 from cclnet.training.step import TrainStep
-from cclnet.training.validate import Tester, WeightAverage, describe, predictions
+from cclnet.training.validate import Tester, WeightAverage, describe, write_artifacts
 
 EpochHook = Callable[[dict[str, Any], CCLNet], None]
 StepHook = Callable[[int, int], None]
@@ -295,29 +293,18 @@ class Training:
                 epochs=self.epoch, best=self.best, seconds=round(self.seconds, 3), cut=self.cut or None
             )
             description = describe(self.settings, self.data, self.fabric, trained, self.network.method)
-            weights = self.shipped_classifier.shipped.state_dict()
-            weights = {name: value.contiguous().cpu() for name, value in weights.items()}
-            self.run.write_model(save(weights), description)
             soft_labels = self.network.soft_labels()
-            if soft_labels is not None:
-                self.run.write_soft_labels(self.data.table.classes, soft_labels.double().cpu().numpy())
-            if statistics is not None:
-                self.run.write_feature_statistics(statistics)
-            if not self.data.table.extra.empty:
-                columns = self.data.table.extra.iloc[rows]
-                self.run.write_metadata([self.data.table.names[i] for i in rows.tolist()], columns)
-            self.run.write_predictions(predictions(self.data, rows, logits, description.target))
+            write_artifacts(
+                self.run, description, self.shipped_classifier, soft_labels, statistics, self.data, rows, logits
+            )
         self.fabric.barrier()  # no rank reads the artifacts before they are written
 
     def _feature_statistics(self, held_out: Rows) -> FeatureStatistics | None:
         """Return the statistics of the features of the shipped classifier. Collective."""
         classifier, size = self.shipped_classifier, self.settings.augment.crop
 
-        @torch.no_grad()
         def of_noise() -> npt.NDArray[np.float64]:
-            noise = torch.from_numpy(noise_images(size, size)).to(self.fabric.device)
-            features = classifier.eval().features(normalise(noise, self.mean, self.std).to(self.mean.dtype))
-            return features.double().cpu().numpy()
+            return noise_features(classifier, size, self.mean, self.std)
 
         def of_rows(rows: Rows) -> npt.NDArray[np.float64]:
             return self._tester(rows).features(classifier).numpy()

@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save
 from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from cclnet.data.augment import normalise
 from cclnet.data.screening import screen
 from cclnet.data.sources import open_data
 from cclnet.data.split import assign_folds, fold_settings, split_table
@@ -34,11 +32,12 @@ from cclnet.network import CCLNet, TimmClassifier
 from cclnet.runs.decision_rule import DecisionRule, make_rule
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import TrainedInfo
+from cclnet.runs.out_of_distribution import FeatureStatistics
 from cclnet.settings import TTA, Settings
-from cclnet.training.feature_statistics import noise_images, statistics_of
+from cclnet.training.feature_statistics import noise_features, statistics_of
 from cclnet.training.features import Floats32, frozen_features
 from cclnet.training.setup import PreparedData, check_columns, make_fabric, make_network, print_notes
-from cclnet.training.validate import describe, predictions
+from cclnet.training.validate import describe, write_artifacts
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -85,8 +84,8 @@ def probe(settings: Settings, out: str | Path, *, accelerator: str = "auto", pro
     try:
         splits = np.where(fold >= 0, "val", "test")  # nothing is predicted by a model that was fitted on it
         screened = screen(table, splits, settings, progress, fold)
-        fold = fold[[name not in screened.summary.left_out for name in table.names]]
-        table, splits, images = screened.table, screened.splits, screened.images
+        assert screened.fold is not None
+        table, splits, images, fold = screened.table, screened.splits, screened.images, screened.fold
         run.write_data_summary(screened.summary)
         print_notes(screened.summary, progress)
         run.write_split(split_table(table, splits, fold))
@@ -103,30 +102,25 @@ def probe(settings: Settings, out: str | Path, *, accelerator: str = "auto", pro
         raise
     _set_classifier(network, found.layer)
     seconds = {"seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu_began}
-    description = describe(settings, data, fabric, TrainedInfo(), network.method)
-    fitted, split = np.flatnonzero(fold >= 0), fold_settings(table, settings.split, settings.folds)[0].by
+    seconds = {name: round(value, 3) for name, value in seconds.items()}
+    fitted = np.flatnonzero(fold >= 0)
+    trained = describe(settings, data, fabric, TrainedInfo(), network.method)
     description = replace(
-        description,
+        trained,
         class_counts=tuple(table.class_counts(fitted).tolist()),
         trained=replace(
-            description.trained,
+            trained.trained,
             of_epochs=None,
-            split=split,
+            split=fold_settings(table, settings.split, settings.folds)[0].by,
             folds=settings.folds,
             images=len(fitted),
-            seconds=round(seconds["seconds"], 3),
+            seconds=seconds["seconds"],
         ),
-        extra={"probe": found.summary() | {name: round(value, 3) for name, value in seconds.items()}},
+        extra={"probe": found.summary() | seconds},
     )
-    weights = network.classifier.shipped.state_dict()
-    run.write_model(save({name: value.contiguous().cpu() for name, value in weights.items()}), description)
-    if (soft_labels := network.soft_labels()) is not None:
-        run.write_soft_labels(table.classes, soft_labels.double().cpu().numpy())
-    _write_statistics(run, network.classifier, settings, table, fold, _average(features, "none"))
-    if not table.extra.empty:
-        run.write_metadata(list(table.names), table.extra)
-    logits = torch.from_numpy(found.logits)
-    run.write_predictions(predictions(data, np.arange(len(table)), logits, description.target))
+    statistics = _feature_statistics(network.classifier, settings, table, fold, _average(features, "none"))
+    rows, logits = np.arange(len(table)), torch.from_numpy(found.logits)
+    write_artifacts(run, description, network.classifier, network.soft_labels(), statistics, data, rows, logits)
     return run.path
 
 
@@ -143,23 +137,19 @@ def _for_table(settings: Settings, table: ImageTable) -> Settings:
     return settings
 
 
-@torch.inference_mode()
-def _write_statistics(
-    run: RunFolder, classifier: TimmClassifier, settings: Settings, table: ImageTable,
-    fold: npt.NDArray[np.integer[Any]], plain: Floats32,
-) -> None:  # fmt: skip
-    """Write the statistics by which unlike images are recognised: of all folds but the first, which is held out."""
+def _feature_statistics(
+    classifier: TimmClassifier, settings: Settings, table: ImageTable, fold: npt.NDArray[np.integer[Any]],
+    plain: Floats32,
+) -> FeatureStatistics | None:  # fmt: skip
+    """The statistics by which unlike images are recognised: of all folds but the first, which is held out."""
 
     def of_noise() -> Floats:
-        parameter, size = next(classifier.parameters()), settings.augment.crop
-        noise = torch.from_numpy(noise_images(size, size)).to(parameter.device)
-        mean, std = (torch.tensor(own, device=parameter.device) for own in (settings.input_mean, settings.input_std))
-        return classifier.eval().features(normalise(noise, mean, std)).double().cpu().numpy()
+        device = next(classifier.parameters()).device
+        mean, std = (torch.tensor(own, device=device) for own in (settings.input_mean, settings.input_std))
+        return noise_features(classifier, settings.augment.crop, mean, std)
 
     rows = np.flatnonzero(fold > 0), np.flatnonzero(fold == 0)
-    found = statistics_of(*rows, table.labels, lambda own: plain[own], of_noise, settings.seed)
-    if found is not None:
-        run.write_feature_statistics(found)
+    return statistics_of(*rows, table.labels, lambda own: plain[own], of_noise, settings.seed)
 
 
 def _average(features: Mapping[str, Floats32], tta: str) -> Floats32:

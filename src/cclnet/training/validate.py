@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from lightning.fabric import Fabric
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.optim.swa_utils import AveragedModel
@@ -19,7 +20,9 @@ from cclnet.data.views import VIEWS
 from cclnet.functional import unsoften
 from cclnet.methods import Method
 from cclnet.network import Classifier
+from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import ModelDescription, TrainedInfo
+from cclnet.runs.out_of_distribution import FeatureStatistics
 from cclnet.runs.predictions import Predictions
 from cclnet.runs.provenance import source_commit, versions
 from cclnet.settings import TTA, Settings, in_json
@@ -115,6 +118,22 @@ def predictions(
         groups=None if table.groups is None else table.groups[rows],
         splits=data.splits[rows],
     )
+
+
+def write_artifacts(
+    run: RunFolder, description: ModelDescription, classifier: Classifier, soft_labels: Tensor | None,
+    statistics: FeatureStatistics | None, data: PreparedData, rows: Rows, logits: Tensor,
+) -> None:  # fmt: skip
+    """Write the model of a finished run, and the predictions and metadata of ``rows``."""
+    weights = {name: value.contiguous().cpu() for name, value in classifier.shipped.state_dict().items()}
+    run.write_model(save(weights), description)
+    if soft_labels is not None:
+        run.write_soft_labels(data.table.classes, soft_labels.double().cpu().numpy())
+    if statistics is not None:
+        run.write_feature_statistics(statistics)
+    if not data.table.extra.empty:
+        run.write_metadata([data.table.names[i] for i in rows.tolist()], data.table.extra.iloc[rows])
+    run.write_predictions(predictions(data, rows, logits, description.target))
 
 
 def describe(
