@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -16,6 +17,9 @@ from cclnet.cli import Accelerator, Quiet, Refuse, with_settings
 from cclnet.errors import InputError
 from cclnet.files import make_folder
 from cclnet.settings import Settings
+
+if TYPE_CHECKING:
+    from cclnet.deploy.predict import Predicted
 
 
 @with_settings(Settings, only=("image_column", "image_folder", "follow_links", "decision", "cost", "tta"))
@@ -43,16 +47,8 @@ def predict(
     Images that cannot be read are listed in the table with the reason; the exit code is then 1.
     """
     from cclnet.deploy import predict as predicting
-    from cclnet.runs.folder import PREDICTIONS
 
-    own = run if run.is_dir() else run.parent
-    target = os.path.realpath(out)  # unlike Path.resolve, it accepts a link to itself
-    if target in [os.path.realpath(own / name) for name in PREDICTIONS]:
-        raise InputError(f"{out} has the run's own predictions, which its scores come from: choose another --out.")
-    if target in [os.path.realpath(Path(place).expanduser()) for place in images] and not out.is_dir():
-        raise InputError(f"{out} is also an input: choose another --out.")
-    if out.is_dir():
-        raise InputError(f"{out} is a folder: give --out the name of a table, such as {out / 'predictions.csv'}.")
+    _check_out(out, run, images)
     make_folder(out.parent)  # before the work, so that a failure costs nothing
     folder = Path(options["image_folder"]).expanduser() if "image_folder" in options else None
     inputs = predicting.gather(images, options.get("image_column"), folder, bool(options.get("follow_links")))
@@ -78,17 +74,38 @@ def predict(
     found = predicting.predict(model, inputs, threshold, explain, batch_size, workers, not quiet, sets)
     seconds = time.perf_counter() - began
     predicting.write_csv(out, model, found)
-    read = len(inputs) - len(found.problems)
-    referred = sum(1 for prediction in found.predictions if prediction and prediction.abstain)
-    abstained = "" if threshold is None else f", {referred:,} of them referred to a person"
-    unlike = sum(1 for prediction in found.predictions if prediction and prediction.refused)
-    abstained += f", {unlike:,} refused as unlike the training images" if unlike else ""
-    speed = f"{read / seconds:,.0f} images per second by {model.engine} on {model.device}"
-    console.print(f"{read:,} of {len(inputs):,} images predicted{abstained} ({speed}): {escape(str(out))}",
-                  highlight=False, soft_wrap=True)  # fmt: skip
+    speed = (
+        f"{(len(inputs) - len(found.problems)) / seconds:,.0f} images per second by {model.engine} on {model.device}"
+    )
+    _print_summary(console, found, f"({speed}): {escape(str(out))}", threshold is not None)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def _check_out(out: Path, run: Path, images: Sequence[str]) -> None:
+    """Refuse a folder, an input, and the run's own predictions as the table to write."""
+    from cclnet.runs.folder import PREDICTIONS
+
+    own = run if run.is_dir() else run.parent
+    target = os.path.realpath(out)  # unlike Path.resolve, it accepts a link to itself
+    if target in [os.path.realpath(own / name) for name in PREDICTIONS]:
+        raise InputError(f"{out} has the run's own predictions, which its scores come from: choose another --out.")
+    if target in [os.path.realpath(Path(place).expanduser()) for place in images] and not out.is_dir():
+        raise InputError(f"{out} is also an input: choose another --out.")
+    if out.is_dir():
+        raise InputError(f"{out} is a folder: give --out the name of a table, such as {out / 'predictions.csv'}.")
+
+
+def _print_summary(console: Console, found: Predicted, where: str, abstains: bool) -> None:
+    """Print how many images were predicted, referred and refused, and the first of those that could not be read."""
+    predictions, inputs = [own for own in found.predictions if own], found.inputs
+    counts = f"{len(inputs) - len(found.problems):,} of {len(inputs):,} images predicted"
+    if abstains:
+        counts += f", {sum(bool(own.abstain) for own in predictions):,} of them referred to a person"
+    if refused := sum(bool(own.refused) for own in predictions):
+        counts += f", {refused:,} refused as unlike the training images"
+    console.print(f"{counts} {where}", highlight=False, soft_wrap=True)
     for row, reason in sorted(found.problems.items())[:10]:
         console.print(f"  [red]unreadable[/red] {escape(inputs.names[row])}: {escape(reason)}", highlight=False)
     if (more := len(found.problems) - 10) > 0:
         console.print(f"  and {more:,} more, all listed in the column 'problem'", highlight=False)
-    if found.problems:
-        raise typer.Exit(1)

@@ -270,15 +270,15 @@ def counting_images(what: str, total: int, done: int = 0, show: bool = True) -> 
     with Progress(*columns, console=Console(stderr=True), disable=not show, auto_refresh=False) as bar:
         task = bar.add_task(what, total=total, completed=done)
         refreshed_at, began, counted = 0.0, time.monotonic(), 0
-        told = bar.console.is_terminal or not show  # on a terminal the bar tells the time that is left
+        estimated = bar.console.is_terminal or not show  # on a terminal the bar shows the time that is left
 
         def count(images: int) -> None:
-            nonlocal refreshed_at, counted, told
+            nonlocal refreshed_at, counted, estimated
             bar.advance(task, images)
             counted += images
             spent = time.monotonic() - began
-            if not told and spent > _SECONDS_BEFORE_ESTIMATE:
-                left, told = spent / counted * (total - done - counted), True
+            if not estimated and spent > _SECONDS_BEFORE_ESTIMATE:
+                left, estimated = spent / counted * (total - done - counted), True
                 bar.console.print(f"{what} {total - done:,} images: {left / 60:.1f} minutes left.", highlight=False)
             if time.monotonic() - refreshed_at > _SECONDS_BETWEEN_REFRESHES:
                 bar.refresh()

@@ -26,7 +26,8 @@ from cclnet.errors import InputError, first_line, unknown
 from cclnet.evaluation.decision import curve_of_run, rule_of_run
 from cclnet.files import make_folder, write_whole
 from cclnet.functional import LEAST
-from cclnet.network import image_size_settings, silent_exporters
+from cclnet.network import image_size_settings, silent_exporters, to_onnx
+from cclnet.pretrained import pretrained_config
 from cclnet.runs.checksums import write_covered
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import ExportInfo, ModelDescription
@@ -77,35 +78,11 @@ def export(
     temperature = calibration.temperature.value
     statistics = files.read_feature_statistics()
     shipped = read_shipped(files.weights, description, temperature, statistics is not None)
-    make_folder(out.parent)
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
-    make_folder(partial)
-    try:
-        path = partial / FORMATS[format]
-        if format == "onnx":
-            write_covered(path, onnx_program(shipped, description, temperature))
-            exported_run: Run = OnnxEngine(path, description, temperature, "cpu").run_all
-        elif format == "torch":
-            content, program = torch_program(shipped, description)
-            write_covered(path, content)
-            exported_run = _numpy_outputs(program)
-        else:
-            write_covered(path, files.weights.read_bytes())
-            if format == "timm":
-                write_covered(partial / TIMM_CONFIG, timm_config(description))
-            network = read_timm(partial, description) if format == "timm" else None
-            exported_run = _numpy_outputs(
-                read_shipped(path, description, temperature, statistics is not None)
-                if network is None
-                else Shipped(network, description, temperature, statistics is not None)
-            )
-        checked = check(shipped, check_images(description.crop), exported_run, f"the exported {path.name}")
-        curve = (
-            curve_of_run(run, temperature, rule, calibration.confidence)
-            if files.find_predictions() is not None
-            else None
-        )
+    with _written_whole(out) as partial:
+        exported_run = _write_network(partial, format, shipped, description, temperature, files.weights)
+        checked = check(shipped, check_images(description.crop), exported_run, f"the exported {FORMATS[format]}")
+        has_curve = files.find_predictions() is not None
+        curve = curve_of_run(run, temperature, rule, calibration.confidence) if has_curve else None
         calibration = replace(calibration, abstention=curve, decision=None if multilabel else rule)
         exported, written = exported_description(description, shipped, format, checked), RunFolder(partial)
         written.write_description(exported)
@@ -116,6 +93,18 @@ def export(
         if soft_labels is not None:
             written.write_soft_labels(classes, soft_labels)
         write_whole(partial / "README.md", model_card(run, exported, calibration, licence))
+    return out
+
+
+@contextmanager
+def _written_whole(out: Path) -> Iterator[Path]:
+    """A folder that is renamed to ``out`` at the end of the block; if anything fails, nothing is left."""
+    make_folder(out.parent)
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+    make_folder(partial)
+    try:
+        yield partial
         if out.is_dir():
             out.rmdir()
         partial.rename(out)
@@ -123,7 +112,26 @@ def export(
         raise InputError(f"cannot write {out}: {error.strerror or error}. Nothing was exported.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return out
+
+
+def _write_network(
+    folder: Path, format: str, shipped: Shipped | Ensemble, description: ModelDescription, temperature: float | None,
+    weights: Path,
+) -> Run:  # fmt: skip
+    """Write the network in one of FORMATS; returns the function that runs what was written."""
+    path = folder / FORMATS[format]
+    if format == "onnx":
+        write_covered(path, onnx_program(shipped, description, temperature))
+        return OnnxEngine(path, description, temperature, "cpu").run_all
+    if format == "torch":
+        content, program = torch_program(shipped, description)
+        write_covered(path, content)
+        return _numpy_outputs(program)
+    write_covered(path, weights.read_bytes())
+    if format == "safetensors":
+        return _numpy_outputs(read_shipped(path, description, temperature, shipped.with_features))
+    write_covered(folder / TIMM_CONFIG, timm_config(description))
+    return _numpy_outputs(Shipped(read_timm(folder, description), description, temperature, shipped.with_features))
 
 
 def _numpy_outputs(program: Callable[..., Any]) -> Run:
@@ -183,17 +191,7 @@ def onnx_program(shipped: Shipped | Ensemble, description: ModelDescription, tem
     except ImportError as error:
         raise InputError("exporting to ONNX needs onnx and onnxscript: pip install 'cclnet[export]'") from error
     with _exporting(description, "ONNX"):
-        program = torch.onnx.export(
-            shipped.cpu(),
-            (_example(description),),
-            dynamo=True,
-            verbose=False,
-            input_names=["images"],
-            output_names=shipped.outputs,
-            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-        )
-        assert program is not None  # only without dynamo
-        proto = program.model_proto
+        proto = to_onnx(shipped.cpu(), _example(description), shipped.outputs)
         entry = proto.metadata_props.add()
         entry.key, entry.value = "cclnet", json.dumps(description.baked_in(temperature), ensure_ascii=False)
         onnx.checker.check_model(proto)
@@ -220,8 +218,6 @@ def timm_config(description: ModelDescription) -> str:
 
     What the format has no field for is refused: several networks, views that are averaged, an input that is no square.
     """
-    import timm
-
     refused = {
         "an ensemble of several networks": bool(description.members),
         f"test-time augmentation ({description.tta}; export with --tta none)": description.tta != "none",
@@ -232,7 +228,7 @@ def timm_config(description: ModelDescription) -> str:
         if given:
             raise InputError(f"timm's format has one plain network with a square input; it cannot contain {what}. "
                              "Use --format onnx.")  # fmt: skip
-    known = timm.get_pretrained_cfg(description.backbone)
+    known = pretrained_config(description.backbone)
     side, classes = description.crop[0], len(description.classes)
     config = {
         "architecture": description.backbone,

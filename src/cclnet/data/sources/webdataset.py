@@ -78,17 +78,13 @@ class _Samples:
     def __init__(self) -> None:
         self.names, self.labels, self.groups, self.splits = list[str](), list[str](), list[str](), list[str]()
         self.tar, self.start, self.size = array("i"), array("q"), array("q")  # a million Python integers take 32 MB
-        self.unlabelled, self.imageless, self.unsafe, self.too_large = (
-            list[str](),
-            list[str](),
-            list[str](),
-            list[str](),
-        )
+        self.unlabelled, self.imageless = list[str](), list[str]()
+        self.unsafe, self.too_large = list[str](), list[str]()
         self._tars = 0
 
     def read(self, path: Path) -> None:
         """Add the images of one tar file. The members of a sample follow one another, as WebDataset requires."""
-        sample, images, told = "", list[tuple[str, int, int]](), dict[str, str]()
+        sample, images, facts = "", list[tuple[str, int, int]](), dict[str, str]()
         with path.open("rb") as file:
             for member in tar_members(path):
                 if (name := safe_name(member.name)) is None:
@@ -98,36 +94,37 @@ class _Samples:
                 stem, dot, suffix = last.partition(".")
                 key = f"{folder}/{stem}"
                 if key != sample:
-                    self._add(sample, images, told)
-                    sample, images, told = key, [], {}
+                    self._add(sample, images, facts)
+                    sample, images, facts = key, [], {}
                 suffix = suffix.lower()
                 if dot and f".{suffix.rpartition('.')[2]}" in SUFFIXES:
                     images.append((nfc(name), member.start, member.size))
                 elif suffix in ("cls", "json"):
-                    told |= _told(path, file, suffix, name, member.start, member.size)
-            self._add(sample, images, told)
+                    facts |= _read_facts(path, file, suffix, name, member.start, member.size)
+            self._add(sample, images, facts)
         self._tars += 1
 
-    def _add(self, sample: str, images: list[tuple[str, int, int]], told: dict[str, str]) -> None:
-        if not images and told:
+    def _add(self, sample: str, images: list[tuple[str, int, int]], facts: dict[str, str]) -> None:
+        if not images and facts:
             self.imageless.append(sample.strip("/"))
         for name, start, size in images:
             folder = name.split("/")[0] if "/" in name else ""
-            label = told.get("label", "") or (folder if not told else "")
+            label = facts.get("label", "") or (folder if not facts else "")
             if size > MAX_IMAGE_BYTES:
                 self.too_large.append(name)
             elif not label:
                 self.unlabelled.append(name)
             else:
                 self.names.append(name)
-                for column, value in ((self.labels, label), (self.groups, told.get("group", "")),
-                                      (self.splits, told.get("split", ""))):  # fmt: skip
-                    column.append(value)
-                for numbers, number in ((self.tar, self._tars), (self.start, start), (self.size, size)):
-                    numbers.append(number)
+                self.labels.append(label)
+                self.groups.append(facts.get("group", ""))
+                self.splits.append(facts.get("split", ""))
+                self.tar.append(self._tars)
+                self.start.append(start)
+                self.size.append(size)
 
 
-def _told(path: Path, file: BinaryIO, suffix: str, name: str, start: int, size: int) -> dict[str, str]:
+def _read_facts(path: Path, file: BinaryIO, suffix: str, name: str, start: int, size: int) -> dict[str, str]:
     """Return label, group and split in a .cls or .json member."""
     limit = _LABEL_BYTES if suffix == "cls" else _JSON_BYTES
     if size > limit:
@@ -141,9 +138,9 @@ def _told(path: Path, file: BinaryIO, suffix: str, name: str, start: int, size: 
     if not isinstance(content, dict):
         raise InputError(f'{path}: {name} must be an object such as {{"label": 3}}.')
     keys = {str(key).lower(): value for key, value in content.items()}
-    asked = (("label", _LABEL_KEYS), ("group", GROUP), ("split", SPLIT))
-    found = {what: _text(next((keys[key] for key in known if key in keys), "")) for what, known in asked}
-    return {what: value for what, value in found.items() if value}
+    usual = {"label": _LABEL_KEYS, "group": GROUP, "split": SPLIT}
+    found = {fact: _text(next((keys[key] for key in known if key in keys), "")) for fact, known in usual.items()}
+    return {fact: value for fact, value in found.items() if value}
 
 
 def _text(value: Any) -> str:
@@ -166,7 +163,7 @@ def _splits(samples: _Samples, tars: list[Path], notes: SourceNotes) -> Any:
     the folder of that; None where not all have one."""
     of_tar = [split_of_folder(tar.stem) or split_of_folder(tar.parent.name) for tar in tars]
     found = [
-        SPLIT_NAMES.get(told.lower(), "") or of_tar[tar] for told, tar in zip(samples.splits, samples.tar, strict=True)
+        SPLIT_NAMES.get(own.lower(), "") or of_tar[tar] for own, tar in zip(samples.splits, samples.tar, strict=True)
     ]
     if len(set(found)) < 2 or "" in found:
         return None
