@@ -273,6 +273,14 @@ def test_seeds_trained_unlike_are_told(tmp_path: Path) -> None:
         compare(runs, draws=20)
 
 
+def test_a_setting_that_an_earlier_version_did_not_have_counts_as_its_default(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"r{s}", model_of(s, 1.5), "ccl", s, settings=f"lr = 0.1\n{later}")
+            for s, later in enumerate(("", "unsoften = false\naccumulate = 1\ndrop_rate = 0.0\n"))]  # fmt: skip
+    assert compare(runs, draws=20).warnings == ()
+    (runs[1] / "settings.toml").write_text("lr = 0.1\nunsoften = true\n")
+    assert any(w.endswith("differ in unsoften.") for w in compare(runs, draws=20).warnings)
+
+
 def test_methods_trained_unlike_are_told(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / m, model_of(0, 1.5), m, settings=f"epochs = {epochs}\nlr = 0.1\nlr_ccl = {epochs}\n")
             for m, epochs in (("ccl", 160), ("hard", 5))]  # fmt: skip

@@ -37,11 +37,12 @@ from cclnet.evaluation.metrics import (
     task_of,
 )
 from cclnet.evaluation.similarity import agreement
-from cclnet.runs.folder import OpenedRun, open_run
+from cclnet.runs.folder import OpenedRun, flattened, open_run
 from cclnet.runs.predictions import Floats, Predictions, examples
 from cclnet.runs.provenance import package_versions
 from cclnet.runs.scores import FORMAT, Intervals, SplitSummary, check_kind, finite
 from cclnet.schema import from_plain, rule, to_plain
+from cclnet.settings import Settings
 
 METHOD_SETTINGS = ("method", "method_settings", "backbone", "lr_ccl")  # may differ between methods
 FEW_SEEDS = 5
@@ -574,7 +575,9 @@ def _setting_warnings(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         known = [settings for run in group.runs if (settings := run.settings())]
         names = sorted({name for settings in known for name in settings})
-        if differing := [name for name in names if _differ(settings.get(name) for settings in known)]:
+        # A run of an earlier version does not name later settings. It was trained like their defaults.
+        defaults = dict(flattened(to_plain(Settings())))
+        if differing := [name for name in names if _differ(s.get(name, defaults.get(name)) for s in known)]:
             listed = ", ".join(differing)
             warnings.append(f"The runs of {group.name} are counted as seeds of one method but differ in {listed}.")
     of_group = {group.name: settings for group in groups if (settings := group.runs[0].settings())}
