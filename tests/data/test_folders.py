@@ -97,8 +97,16 @@ def test_a_test_split_without_classes_is_counted(tmp_path: Path) -> None:
 def test_one_class_only(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"one class only \(a, 2 images\)"):
         open_data(class_folders(tmp_path, {"a": 2}), source="folders")
-    with pytest.raises(InputError, match=r"contains images .* but no labels"):
+    with pytest.raises(InputError, match=r"one class folder only \(a\)"):
         open_data(tmp_path)
+
+
+def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"a": 2, "b": 2})
+    (tmp_path / "c").mkdir()
+    table = open_data(tmp_path, strict=True)
+    assert table.classes == ("a", "b")
+    assert table.problems == ("folders without a file, left out: 1 (c)",)
 
 
 def test_links_in_circles_end(tmp_path: Path) -> None:

@@ -278,8 +278,21 @@ class TestFiles:
             write_csv(path, rows)
             path.write_text(path.read_text(encoding="utf-8"), encoding=encoding)
             table = open_data(path, strict=True)
+            assert open_data(tmp_path).names == table.names  # recognised by its first lines
             assert table.classes == ("bösartig", "良性")
             assert all(file.is_file() for file in table.images)
+
+    def test_one_number_in_two_spellings_is_refused(self, tmp_path: Path) -> None:
+        images(tmp_path, "a.png", "b.png", "c.png", "d.png")
+        labels = ["0", "1", "0.0", "1.5"]
+        rows = [["image", "label"], *([f"{name}.png", label] for name, label in zip("abcd", labels, strict=True))]
+        path = write_csv(tmp_path / "labels.csv", rows)
+        with pytest.raises(InputError, match=r"same number.*: 0 and 0\.0\..*--merge-labels"):
+            open_data(path)
+        merged = write_csv(tmp_path / "merge.csv", [["old", "new"], ["0.0", "0"]])
+        table = open_data(path, merge_labels=str(merged))
+        assert table.classes == ("0", "1", "1.5")
+        assert not any("several spellings" in problem for problem in table.problems)
 
     def test_another_encoding_is_named(self, folder: Path) -> None:
         path = folder / "labels.csv"

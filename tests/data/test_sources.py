@@ -25,6 +25,19 @@ class TestNothingFits:
         with pytest.raises(InputError, match=r"contains images \(such as .*\.png\) but no labels"):
             open_data(tmp_path)
 
+    @pytest.mark.parametrize("content", [b"", "größe,bösartig\na.png,x\n".encode("latin-1")])
+    def test_a_table_that_is_no_text_is_named(self, tmp_path: Path, content: bytes) -> None:
+        draw(tmp_path / "a.png")
+        (tmp_path / "labels.csv").write_bytes(content)
+        with pytest.raises(InputError, match=r"labels\.csv cannot be read as a table.*UTF-8"):
+            open_data(tmp_path)
+
+    def test_columns_of_a_table_without_image_names_are_named(self, tmp_path: Path) -> None:
+        draw(tmp_path / "a.png")
+        (tmp_path / "labels.csv").write_text("Foto;Befund\n1;x\n2;y\n")
+        with pytest.raises(InputError, match=r"labels\.csv: Foto, Befund.*--image-column"):
+            open_data(tmp_path)
+
     def test_neither_images_nor_tables(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("nothing here")
         with pytest.raises(InputError, match="neither images nor a table"):

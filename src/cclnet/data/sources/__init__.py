@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cclnet.data.sources import folders, isic, manifest, medmnist, parquet_images, webdataset
-from cclnet.data.sources.source import Source, SourceNotes, below, finish, image_files, subfolders
+from cclnet.data.sources.source import Source, SourceNotes, below, finish, image_files, plain_files, subfolders
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions, build_settings
@@ -97,6 +97,17 @@ def _nothing_fits(path: Path) -> str:
             "patients, not of classes, and no table beside them names the images. If a table does, choose its columns "
             "(--image-column, --label-column); if these folders are the classes, choose --source folders."
         )
+    tables = plain_files(path, manifest.SUFFIXES)
+    if unread := [table.name for table in tables if not manifest.read_columns(table)]:
+        return f"{path}: {listed(unread)} cannot be read as a table: empty, or not UTF-8. Save it as CSV in UTF-8."
+    if tables:
+        columns = "; ".join(f"{table.name}: {listed(manifest.read_columns(table))}" for table in tables[:3])
+        return (
+            f"{path}: no column of a table is recognised as the names of the images ({columns}). Choose the columns "
+            "(--image-column, --label-column), and --image-folder if the images are elsewhere."
+        )
+    if names := folders.class_names(path):
+        return f"{path} has one class folder only ({', '.join(names)}). A classifier needs at least two classes."
     if files := image_files(path, follow_links=True, first_only=True):
         return f"{path} contains images (such as {below(path, files[0])}) but no labels."
     return f"{path} contains neither images nor a table of images."

@@ -34,6 +34,11 @@ def find(path: Path) -> list[Path]:
     return classes if len(classes) > 1 else []
 
 
+def class_names(path: Path) -> list[str]:
+    """Return the names of the class folders, also of a single one."""
+    return [folder.name for folder in _layout(path).classes]
+
+
 def container_folders(path: Path) -> list[Path]:
     """Return the folders that would be the classes if they were not named like splits, formats or containers."""
     layout = _layout(path)
@@ -75,6 +80,8 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     )
     names, labels, splits, groups = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [], [])
     codes, classes = encode(labels)
+    empty = [inner.name for inner in subfolders(path) if not os.listdir(inner)]  # noqa: PTH208
+    notes.note("folders without a file, left out", empty)
     if layout.ids:
         notes.note("the folders above the classes are read as patients", sorted(set(groups)))
     table = ImageTable(

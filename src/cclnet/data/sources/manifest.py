@@ -346,6 +346,8 @@ def read_columns(path: Path) -> list[str]:
 
 def _decode(path: Path, content: bytes) -> str:
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    if encoding == "utf-16" and len(content) % 2:
+        content += b"\0"  # of first lines, which were cut in the middle of the last line end
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:

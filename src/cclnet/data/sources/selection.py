@@ -3,6 +3,7 @@ merge, groups from names."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from cclnet.data.identifiers import groups_by_regex
 from cclnet.data.sources.source import SourceNotes, encode, nfc
-from cclnet.data.table import ImageTable
+from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions
 
@@ -52,6 +53,7 @@ def select(table: ImageTable, notes: SourceNotes, options: DataOptions) -> Image
         table = replace(table, groups=notes.fill_groups(found, table.names))
     if options.min_class_size:
         table = _drop_small_classes(table, notes, options.min_class_size)
+    _refuse_equal_numbers(table)
     _point_out_spellings(table, notes)
     return table
 
@@ -107,10 +109,23 @@ def _drop_small_classes(table: ImageTable, notes: SourceNotes, fewest: int) -> I
     return table.select(np.flatnonzero(~np.isin(table.labels, small)))
 
 
+def _refuse_equal_numbers(table: ImageTable) -> None:
+    """Refuse 0 and 0.0 as two classes: a program wrote some of the labels as decimals."""
+    spellings = defaultdict(list)
+    for name in table.classes:
+        spellings[re.sub(r"^(\d+)\.0+$", r"\1", name)].append(name)
+    if alike := [" and ".join(names) for names in spellings.values() if len(names) > 1]:
+        raise InputError(
+            f"{table.root}: labels that are the same number would be different classes: {listed(alike)}. Write each "
+            "class in one way, or join them with merge_labels (--merge-labels: a table with the columns old and new)."
+        )
+
+
 def _point_out_spellings(table: ImageTable, notes: SourceNotes) -> None:
     """Note classes whose names differ only in case, spaces or punctuation: mostly one class in two spellings."""
     spellings = defaultdict(list)
     for name in table.classes:
-        spellings["".join(c for c in name.casefold() if c.isalnum()) or name].append(name)
+        letters = "".join(c for c in name.casefold() if c.isalnum())
+        spellings[name if letters.isdecimal() else letters or name].append(name)  # 1.5 is not 15
     alike = [" and ".join(names) for names in spellings.values() if len(names) > 1]
     notes.note("classes that may be the same in several spellings; merge_labels (--merge-labels) joins them", alike)
