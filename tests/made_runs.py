@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cclnet.data.split import write_split
+from cclnet.data.split import split_table
 from cclnet.data.table import ImageTable
-from cclnet.runs.folder import RunFolder
+from cclnet.runs.folder import RunFolder, write_split_file
 from cclnet.runs.kept_result import KeptResult
 from cclnet.runs.predictions import Predictions, write_predictions
 from cclnet.settings import Settings, in_json
@@ -32,7 +32,7 @@ def made_run(folder: Path, cell: Cell, wrong: int, softness: list[float] | None 
     groups = np.array([f"L{i // 2}" for i in range(VAL + TRAIN)])
     table = ImageTable("made", folder, names, np.zeros((len(names), 2, 2), np.uint8), labels, CLASSES, groups)
     parts = np.array(["val"] * VAL + ["train"] * TRAIN)
-    write_split(run.split, table, parts)
+    write_split_file(run.split, split_table(table, parts))
     predicted = np.where(np.arange(VAL) < wrong, (labels[:VAL] + 1) % len(CLASSES), labels[:VAL])
     sure = rng.uniform(0.5, 0.9, VAL)
     p = np.tile(((1 - sure) / 2)[:, None], len(CLASSES))

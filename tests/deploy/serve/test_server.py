@@ -21,10 +21,11 @@ from typer.testing import CliRunner
 import cclnet
 from cclnet.cli import app
 from cclnet.data.sources import open_data
-from cclnet.data.split import make_split, write_split
+from cclnet.data.split import make_split, split_table
 from cclnet.deploy.serve.answers import explain_confidence
 from cclnet.deploy.serve.server import EXAMPLES_PER_CLASS, choose_examples, load_to_serve, read_examples
 from cclnet.errors import InputError
+from cclnet.runs.folder import write_split_file
 from cclnet.settings import SplitSettings
 
 DATA = "synthetic:images=70,size=16"
@@ -178,7 +179,8 @@ def test_an_invalid_score_file_is_named(tmp_path: Path) -> None:
 def write_split_run(folder: Path, data: str = DATA) -> tuple[str, ...]:
     """Write the files of a run that examples are read from: settings and split."""
     table = open_data(DATA)
-    write_split(folder / "split.csv", table, make_split(table, SplitSettings(val=0.3)))
+    splits = make_split(table, SplitSettings(val=0.3))
+    write_split_file(folder / "split.csv", split_table(table, splits))
     (folder / "settings.toml").write_text(f'data = "{data}"\n', encoding="utf-8")
     return table.classes
 
