@@ -13,7 +13,7 @@ of all (coverage) and the share of them that is wrong (risk). The confidence is 
 
 A run uses the one with the smaller area under the risk-coverage curve (AURC) on held-out images.
 
-SciPy and pandas are imported where they are used, so that prediction does without them.
+SciPy is imported where it is used, so that prediction does without it.
 """
 
 from __future__ import annotations

@@ -46,16 +46,10 @@ def evaluate(
     run: str | Path, out: str | Path | None = None, draws: int = 1000, seed: int = 0, decision: str | None = None,
     cost: str | None = None, by: str | None = None, ordered: bool | None = None,
 ) -> Scores:  # fmt: skip
-    """Evaluate a run folder, a predictions.csv, or the .json kept of a run by ``cclnet.sweep``.
+    """Evaluate a run; the arguments are those of :func:`cclnet.evaluate`, and ``seed`` that of the bootstrap draws.
 
-    Args:
-        out: folder for scores.json; by default the run folder, which also gets calibration.json. For a file alone
-            nothing is written without it.
-        draws, seed: number and seed of the bootstrap draws; the same call gives the same numbers.
-        decision, cost: the decision rule and the costs of errors (see :mod:`cclnet.runs.decision_rule`). Default: as
-            chosen before, else as the settings of the run say.
-        by: columns whose subgroups are scored, such as "sex,age". Default: those of the settings of the run.
-        ordered: whether the classes have an order. Default: as the run says, else as their names say.
+    scores.json is written to ``out``, by default the run folder, which also gets calibration.json. For a file alone
+    nothing is written without ``out``.
     """
     opened = open_run(run)
     if ordered is not None:

@@ -15,9 +15,7 @@ from cclnet.report.html import render, thumbnails
 PAIRS = 8  # pairs of classes in the table of the page
 
 
-def write_doubts(
-    out: str | Path, doubts: Doubts, settings: Mapping[str, Any], data: str | None = None, top: int = 100
-) -> Path:
+def write_doubts(out: str | Path, doubts: Doubts, settings: Mapping[str, Any], data: str | None, top: int) -> Path:
     """Write doubts.csv and doubts.html into ``out``; returns the path of the page.
 
     ``settings`` are those of the run (they say where the images are), ``data`` where the images are if they have moved,

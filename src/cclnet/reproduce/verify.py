@@ -62,11 +62,11 @@ class Verification:
         return f"{self.figures - min(len(self.problems), self.figures):,} of {self.figures:,} figures agree"
 
 
-def verify(results: Path, documents: Path | None = None, processes: int = 2) -> Verification:
+def verify(results: Path, documents: Path | None = None) -> Verification:
     """Recompute the figures of a results folder; with ``documents``, also those in the documents below that folder."""
     found, own = Verification(), read_results(results)
     paths = [path for path in sorted(results.rglob("*-seed*.json")) if predictions_path(path).exists()]
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(2) as pool:
         for path, (kept, again) in zip(paths, pool.map(_scores_again, paths), strict=True):
             found.compare(str(path.relative_to(results)), kept, again)
     with tempfile.TemporaryDirectory() as empty:  # nothing is cached there

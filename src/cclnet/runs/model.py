@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from cclnet.errors import InputError, unknown
 from cclnet.files import Writer, read_json, write_json, write_whole
@@ -360,7 +361,7 @@ class Calibration:
     temperature: FittedTemperature = FittedTemperature()
     abstention: AbstentionCurve | None = None
     decision: DecisionRule | None = None  # None where none was chosen
-    confidence: str = "probability"  # by which to abstain
+    confidence: str = field(default="probability", metadata=rule(choices=CONFIDENCES))  # by which to abstain
     sets: ConformalThresholds | None = None  # None before evaluation, and with several labels
 
     def to_json(self) -> dict[str, Any]:
@@ -369,16 +370,6 @@ class Calibration:
         content |= {} if self.decision is None else {"decision": to_plain(self.decision)}
         content |= {} if self.sets is None else {"sets": to_plain(self.sets)}
         return content if self.abstention is None else content | {"abstention": self.abstention.to_json()}
-
-
-@dataclass(frozen=True)
-class _CalibrationContent:
-    """calibration.json without the abstention curve."""
-
-    temperature: FittedTemperature
-    decision: DecisionRule | None = None
-    confidence: str = field(default="probability", metadata=rule(choices=CONFIDENCES))
-    sets: ConformalThresholds | None = None
 
 
 def read_calibration_file(path: str | Path) -> Calibration:
@@ -395,12 +386,13 @@ def read_calibration_file(path: str | Path) -> Calibration:
         if content.get("format") != 1:
             return Calibration()
         content = {"temperature": {"value": content.get("temperature")}, "abstention": content.get("thresholds")}
-    curve = content.get("abstention")
+    given = {name: own for name, own in content.items() if own is not None}
+    curve = given.pop("abstention", None)  # it has rules of its own
     abstention = None if curve is None else curve_from_json(curve, path)
     try:
-        # The curve has rules of its own, which the others need not know.
-        rest = from_plain(_CalibrationContent, {name: own for name, own in content.items() if own is not None})
-        return Calibration(rest.temperature, abstention, rest.decision, rest.confidence, rest.sets)
+        if "temperature" not in given:
+            raise InputError("temperature must be a table of keys and values, got nothing")
+        return replace(from_plain(Calibration, given), abstention=abstention)
     except InputError as error:
         raise InputError(f"{path} is refused: {error}.") from error
 
@@ -418,8 +410,6 @@ def write_soft_labels(
 
     17 digits restore a float64 exactly. Names that a spreadsheet would run as a formula are marked.
     """
-    import pandas as pd  # here, so that a model without soft labels is used without pandas
-
     values = np.asarray(matrix, dtype=np.float64)
     if values.shape != (len(classes), len(classes)):
         raise InputError(f"{len(classes)} classes need a matrix of that size, got {list(values.shape)}.")
@@ -431,8 +421,6 @@ def write_soft_labels(
 
 def read_soft_labels(path: str | Path) -> tuple[tuple[str, ...], Floats]:
     """The class names and the [K, K] matrix of a soft_labels.csv."""
-    import pandas as pd
-
     path = Path(path)
     if not path.is_file():
         raise InputError(f"no file {path}. Methods that learn soft labels write it; hard labels have none.")

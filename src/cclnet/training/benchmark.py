@@ -33,6 +33,7 @@ from cclnet.training.setup import PreparedData, make_fabric, make_network, make_
 
 PARTS = ("epochs", "ceiling", "reference")
 METHODS = ("hard", "ccl")
+REPEATS = 5  # timings of the ceiling
 
 
 def benchmark(
@@ -41,13 +42,12 @@ def benchmark(
     methods: Sequence[str] = METHODS,
     parts: Sequence[str] = PARTS,
     epochs: int = 4,
-    repeats: int = 5,
     accelerator: str = "auto",
 ) -> dict[str, Any]:
     """Measure each backbone; return images per second, their ratios, and what was measured on what.
 
     ``epochs`` are timed per method, after one epoch to warm up (which includes compilation). The ceiling is the median
-    of ``repeats`` timings.
+    of ``REPEATS`` timings.
     """
     for part in parts:
         if part not in PARTS:
@@ -73,7 +73,7 @@ def benchmark(
             chosen = replace(settings, backbone=backbone, method="hard")
             if "ceiling" in parts:
                 console.print(f"{backbone}: ceiling …", highlight=False)
-                row["ceiling"] = _ceiling(chosen, data, repeats, accelerator)
+                row["ceiling"] = _ceiling(chosen, data, accelerator)
             if "reference" in parts:
                 console.print(f"{backbone}: reference …", highlight=False)
                 files = _write_files(data.table, Path(scratch) / "files")
@@ -90,7 +90,7 @@ def benchmark(
         "settings": {
             "batch_size": settings.batch_size, "crop": settings.augment.crop, "seed": settings.seed,
             "images": len(data.rows("train")), "precision": str(fabric._precision.precision),
-            "epochs": epochs, "repeats": repeats, "methods": list(methods),
+            "epochs": epochs, "repeats": REPEATS, "methods": list(methods),
         },
         "rows": rows,
     }  # fmt: skip
@@ -177,8 +177,8 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def _ceiling(settings: Settings, data: PreparedData, repeats: int, accelerator: str) -> float:
-    """Return the images per second of the network alone on a fixed batch: after a warm-up, the median of ``repeats``
+def _ceiling(settings: Settings, data: PreparedData, accelerator: str) -> float:
+    """Return the images per second of the network alone on a fixed batch: after a warm-up, the median of ``REPEATS``
     timings of at least half a second."""
     fabric = make_fabric(settings, accelerator=accelerator)
     on_gpu = fabric.device.type == "cuda"
@@ -212,7 +212,7 @@ def _ceiling(settings: Settings, data: PreparedData, repeats: int, accelerator: 
         step()
     count = 1
     rates: list[float] = []
-    while len(rates) < repeats:
+    while len(rates) < REPEATS:
         _synchronize(fabric.device)
         began = time.perf_counter()
         for _ in range(count):
