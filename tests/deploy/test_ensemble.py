@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from shipped_run import write_images, write_run
@@ -70,6 +71,16 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def mixed(members: list[Path]) -> Path:
     return cclnet.ensemble(members, members[0].parent / "mixed")
+
+
+def test_an_ensemble_keeps_the_columns_of_its_members_for_subgroups(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in "ab"]
+    images = open_run(runs[0]).predictions.images.tolist()
+    sex = ["f" if i % 2 else "m" for i in range(len(images))]
+    for run in runs:
+        RunFolder(run).write_metadata(images, pd.DataFrame({"sex": sex}))
+    found = open_run(cclnet.ensemble(runs, tmp_path / "both")).metadata()
+    assert found["sex"].loc[images].tolist() == sex
 
 
 def test_an_ensemble_averages_what_its_members_say(mixed: Path, members: list[Path], tmp_path: Path) -> None:

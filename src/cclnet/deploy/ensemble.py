@@ -58,6 +58,9 @@ def make_ensemble(runs: Sequence[str | Path], out: str | Path) -> Path:
     statistics = RunFolder(runs[0]).read_feature_statistics()  # unlike images are recognised by the first member
     if statistics is not None:
         folder.write_feature_statistics(statistics)
+    metadata = pd.concat([run.metadata() for run in opened])
+    metadata = metadata[~metadata.index.duplicated()].reindex(predictions.images).fillna("")
+    folder.write_metadata(predictions.images.tolist(), metadata)
     folder.write_predictions(predictions)
     return folder.path
 
