@@ -33,6 +33,7 @@ from cclnet.report.html import (
     thumbnails,
 )
 from cclnet.report.text import interval_text, value_text
+from cclnet.runs.folder import RunFolder
 
 
 def test_the_page_has_every_number_of_the_headline(make_run: MakeRun) -> None:
@@ -140,6 +141,15 @@ def test_hard_labels_leave_the_soft_labels_out(make_run: MakeRun) -> None:
     run = make_run(method="hard")
     page = read_page(write_report(run, evaluate(run, draws=50)))
     assert page.problems == [] and "Soft labels" not in page.text and "Rank in soft labels" not in page.text
+    classes = json.loads((run / "model.json").read_text())["classes"]
+    size = len(classes)
+    for matrix in (
+        np.eye(size),
+        np.full((size, size), 0.1 / (size - 1)) + np.eye(size) * 0.9,
+    ):  # as training writes them
+        RunFolder(run).write_soft_labels(classes, matrix)
+        page = read_page(write_report(run, evaluate(run, draws=50)))
+        assert "Soft labels:" not in page.text and "most similar pairs" not in page.text
 
 
 def test_removed_soft_labels_are_reported(make_run: MakeRun) -> None:

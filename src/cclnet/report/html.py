@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -62,6 +63,8 @@ def write_report(run: str | Path, scores: Scores, out: str | Path | None = None,
 
 def report_content(run: Path, scores: Scores, data: str | None = None) -> dict[str, Any]:
     """Everything that the two templates show. Of a predictions.csv alone, neither settings nor epochs are known."""
+    if scores.soft_labels and not has_similarity(scores.soft_labels.matrix):  # hard labels, label smoothing
+        scores = replace(scores, soft_labels=None)
     files = RunFolder(run) if run.is_dir() else None
     settings, records = (files.read_settings_table(), files.read_history()) if files else ({}, [])
     statistics = files.read_feature_statistics() if files else None
