@@ -14,7 +14,7 @@ from cclnet.cli import app
 from cclnet.evaluation.doubts import find_doubts, label_model
 from cclnet.methods.ccl_forward import label_model as method_label_model
 from cclnet.methods.ccl_forward import labels_of_predicted
-from cclnet.report.doubts_page import likely_mistakes
+from cclnet.runs.folder import RunFolder, SplitTable
 
 CLASSES = ("a", "b", "c")
 
@@ -80,6 +80,15 @@ def test_only_held_out_predictions_count_and_several_are_averaged(tmp_path: Path
     assert by_name.loc["i2", "p_label"] == pytest.approx((p[2] + other[2])[labels[2]] / 2)
 
 
+def test_images_that_a_run_was_trained_on_are_counted_as_left_out(tmp_path: Path) -> None:
+    p, labels = random_predictions(6)
+    run = RunFolder(tmp_path)
+    write(run.predictions, p[:2], labels[:2], ["val", "val"])
+    run.write_split(SplitTable(np.array([f"i{n}" for n in range(6)]), np.array(["val"] * 2 + ["train"] * 4)))
+    found = find_doubts([tmp_path])
+    assert len(found.table) == 2 and found.left_out == 4
+
+
 def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     p, labels = random_predictions(6)
     first = write(tmp_path / "first.csv", p, labels)
@@ -101,8 +110,11 @@ def test_the_command_writes_a_table_and_a_page_that_escapes_names(tmp_path: Path
     table = pd.read_csv(tmp_path / "doubts.csv")
     assert len(table) == 20 and list(table.columns[:4]) == ["image", "label", "suggested", "doubt"]
     page = (tmp_path / "doubts.html").read_text(encoding="utf-8")
-    assert page.count("<tr><td>") - len(likely_mistakes(find_doubts([file]))) == 3
+    assert page.count('<th scope="row">') == 3
     assert "&lt;b&gt;" in page and "<b>0" not in page
+    file = write(tmp_path / "formula.csv", p, labels, prefix="=1+")
+    CliRunner().invoke(app, ["doubts", str(file)], catch_exceptions=False)
+    assert pd.read_csv(tmp_path / "doubts.csv")["image"].str.startswith("'=1+").all()
 
 
 @pytest.mark.parametrize(("wrong", "hinted"), [(0, False), (30, True)])

@@ -84,6 +84,9 @@ def held_out_predictions(runs: Sequence[OpenedRun]) -> tuple[Predictions, int]:
             )
         held_out = np.full(len(own), True) if own.splits is None else own.splits != "train"
         fitted |= set(own.images[~held_out].tolist())
+        if run.folder is not None and run.folder.split.exists():
+            split = run.folder.read_split()
+            fitted |= set(split.images[split.splits == "train"].tolist())
         frame = pd.DataFrame(own.probabilities[held_out], columns=list(own.classes))
         frame["image"], frame["label"] = own.images[held_out], own.labels[held_out]
         frame["group"] = "" if own.groups is None else own.groups[held_out]

@@ -11,6 +11,7 @@ import numpy as np
 from cclnet.evaluation.doubts import Doubts
 from cclnet.files import make_folder, write_whole
 from cclnet.report.html import render, thumbnails
+from cclnet.runs.spreadsheet import mark_texts
 
 PAIRS = 8  # pairs of classes in the table of the page
 
@@ -24,7 +25,12 @@ def write_doubts(out: str | Path, doubts: Doubts, settings: Mapping[str, Any], d
     folder = make_folder(out)
     shown = doubts.table.head(top)
     pictures, note = thumbnails(shown["image"].tolist(), settings, data)
-    write_whole(folder / "doubts.csv", doubts.table.to_csv(index=False, float_format="%.4f"))
+    texts = {
+        name: mark_texts(doubts.table[name])
+        for name in ("image", "label", "suggested", "group")
+        if name in doubts.table
+    }
+    write_whole(folder / "doubts.csv", doubts.table.assign(**texts).to_csv(index=False, float_format="%.4f"))
     content = {
         "doubts": shown.to_dict("records"),
         "count": len(doubts.table),
