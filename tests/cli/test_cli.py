@@ -159,6 +159,8 @@ def test_verify_names_each_file_and_fails_on_a_fault(tmp_path: Path) -> None:
     done = invoke("verify", tmp_path, "--accept")
     assert done.exit_code == 0 and "ok  model.json" in done.output and "missing" not in done.output
     assert "not a folder" in refused("verify", tmp_path / "nothing")
+    (tmp_path / "images").mkdir()
+    assert "images holds no file of a run" in refused("verify", tmp_path / "images")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -37,6 +37,8 @@ def verify(
         shown = f"[{COLOURS[kind]}]{kind:>11}[/]  {escape(f'{name}: {detail}' if detail else name)}"
         console.print(shown, highlight=False, soft_wrap=True)
         files, faults = files + 1, faults + (kind in FAULTS)
+    if not files:
+        raise InputError(f"{path} holds no file of a run, an exported model or a cache. Give the folder that does.")
     console.print(f"{files} {'image stores' if stores else 'files'}, {faults} with a fault", highlight=False)
     if faults:
         raise typer.Exit(1)
