@@ -45,7 +45,8 @@ from rivals import (
 HIDDEN, EPOCHS, BATCH, LR, WEIGHT_DECAY = 512, 20, 256, 1e-3, 1e-2  # the first plan had 40 epochs
 FEW, FEW_BATCH = 1000, 32  # with fewer images than FEW, smaller batches, or there would be 40 steps in all
 STAGE_ONE = 10  # epochs of hard labels before anchors are read
-SEEDS, TUNING_SEEDS = range(8, 16), (101, 102, 103)  # the first plan had seeds 0 to 7
+SEEDS = {"second": range(8, 16), "third": range(16, 40)}  # by plan; the first had seeds 0 to 7
+TUNING_SEEDS = (101, 102, 103)
 BACKBONES = ("tf_efficientnet_lite0", "mobilenetv2_100")
 REGIMES: dict[str, tuple[float, int | None]] = {
     "clean": (0.0, None), "noise20": (0.2, None), "noise40": (0.4, None), "few20": (0.0, 20), "few80": (0.0, 80),
@@ -220,7 +221,8 @@ RIVALS = (
     "lsr:epsilon=0.23", "soft targets 0.8",
 )  # fmt: skip
 ABLATION = ("ccl-forward:align=0", "ccl-forward:logit_adjustment=1")
-STAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # the most important cells first
+Stages = tuple[tuple[str, str, tuple[str, ...]], ...]  # backbone, regime, methods: the most important cells first
+STAGES: Stages = (
     (BACKBONES[0], "noise40", BASELINES + OURS),
     (BACKBONES[0], "clean", BASELINES + OURS),
     (BACKBONES[0], "noise40", RIVALS),
@@ -233,12 +235,20 @@ STAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # the most important c
     (BACKBONES[1], "clean", (BASELINES[0], OURS[0])),
     (BACKBONES[1], "noise40", RIVALS),
 )
+STRONGEST = (*BASELINES[:2], *OURS, "ELR", "dual-T", "forward true (oracle)")  # of the second plan
+THIRD_STAGES: Stages = (
+    (BACKBONES[0], "noise40", STRONGEST),
+    (BACKBONES[1], "noise40", STRONGEST),
+    (BACKBONES[0], "clean", (BASELINES[0], OURS[0])),
+    (BACKBONES[1], "clean", (BASELINES[0], OURS[0])),
+)
+PLANS = {"second": STAGES, "third": THIRD_STAGES}
 
 
-def planned(seeds: range | tuple[int, ...]) -> list[Cell]:
-    """All cells of the plan, the most important first. `ordinal` is told the order, so it is for APTOS alone."""
+def planned(plan: str, seeds: range | tuple[int, ...]) -> list[Cell]:
+    """All cells of a plan, the most important first. `ordinal` is told the order, so it is for APTOS alone."""
     cells = []
-    for backbone, regime, methods in STAGES:
+    for backbone, regime, methods in PLANS[plan]:
         for method in methods:
             cells += [Cell(data, regime, method, seed, backbone) for data in CLASSES for seed in seeds]
         if methods == BASELINES + OURS:
@@ -249,10 +259,10 @@ def planned(seeds: range | tuple[int, ...]) -> list[Cell]:
 def run(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
-    cells = planned(TUNING_SEEDS if options.tuning else SEEDS)
+    seeds = TUNING_SEEDS if options.tuning else SEEDS[options.plan]
+    cells = planned(options.plan, seeds)
     if options.methods:
         regimes = options.regimes or list(REGIMES)
-        seeds = TUNING_SEEDS if options.tuning else SEEDS
         cells = [
             Cell(d, r, m, s, options.backbone)
             for r in regimes for d in options.data for m in options.methods for s in seeds
@@ -285,6 +295,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=Path("results/soft_labels"))
     parser.add_argument("--documents", type=Path, nargs="*", default=[], help="pages that show the tables")
+    parser.add_argument("--plan", choices=list(PLANS), default="second", help="its cells, seeds and hypotheses")
     parser.add_argument("--data", nargs="+", choices=list(CLASSES), default=list(CLASSES))
     parser.add_argument("--regimes", nargs="+", choices=list(REGIMES))
     parser.add_argument("--methods", nargs="+", help="instead of those of the plan")
@@ -298,9 +309,9 @@ def main() -> None:
     else:
         from bench_tables import show_in, write_tables
 
-        write_tables(options.out, options.results)
+        write_tables(options.out, options.results, options.plan)
         for document in options.documents:
-            show_in(document, options.results)
+            show_in(document, options.results, "soft labels" if options.plan == "second" else f"{options.plan} plan")
             show_in(document, options.results / "first_plan", "first plan")
 
 

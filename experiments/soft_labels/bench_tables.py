@@ -85,6 +85,23 @@ def order_correlation(matrix: npt.NDArray[np.float64]) -> float | None:
     return float(stats.spearmanr(matrix[off], -distance[off]).statistic)
 
 
+def seriation_correlation(matrix: npt.NDArray[np.float64]) -> float | None:
+    """Rank correlation of the grades with the order in which the matrix puts the classes, in either direction.
+
+    That order is the one of the Fiedler vector of the symmetric off-diagonal: similar classes are close to each other
+    on a line. None where all classes are equally similar.
+
+    >>> chain = np.array([[0.0, 9.0, 1.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    >>> seriation_correlation(chain)
+    1.0
+    """
+    similar = (matrix + matrix.T) / 2 * ~np.eye(len(matrix), dtype=bool)
+    if np.ptp(similar[~np.eye(len(matrix), dtype=bool)]) == 0:
+        return None
+    line = np.linalg.eigh(np.diag(similar.sum(axis=1)) - similar)[1][:, 1]
+    return round(abs(float(stats.spearmanr(line, np.arange(len(matrix))).statistic)), 12)
+
+
 def study(out: Path) -> list[dict[str, Any]]:
     """For each data set, backbone and regime: values of every seed, and tests against hard labels, ours against the
     rest."""
@@ -119,6 +136,8 @@ def task_result(data: str, backbone: str, regime: str, methods: dict[str, dict[i
         if data == "aptos" and method.startswith("ccl-forward"):
             found = [order_correlation(cells[s]["matrix"]) for s in sorted(own)]
             result["methods"][method]["order_correlation"] = found
+            lines = [seriation_correlation(cells[s]["matrix"]) for s in sorted(own)]
+            result["methods"][method]["seriation_correlation"] = lines
     for reference in ("hard", OURS, "ordinal"):
         if reference in sampled:
             result["tests"][reference] = tests_against(reference, sampled, units)
@@ -219,6 +238,43 @@ def summary(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def third_verdicts(results: list[dict[str, Any]]) -> str:
+    """The table of the hypotheses of the third plan."""
+    rows: list[str] = []
+
+    def add(name: str, words: str, result: Mapping[str, Any], held: bool, figures: str) -> None:
+        where = f"{DATA_TITLES[result['data']]}, {result['backbone']}"
+        rows.append(f"| {name} | {words} | {where} | {'held' if held else '**failed**'} | {figures} |")
+
+    for result in results:
+        correlation = result["methods"].get(OURS, {}).get("seriation_correlation")
+        if correlation:
+            known = [value for value in correlation if value is not None]
+            words = f"{TITLES[result['regime']]}: the line of the classes has the order of the grades, at least 0.9"
+            held = len(known) == len(correlation) and bool(np.mean(known) >= 0.9)
+            figures = f"mean {np.mean(known):.3f}, smallest {min(known):.1f}, {len(known)} of {len(correlation)} seeds"
+            add("T3", words, result, held, figures)
+        if result["regime"] != "noise40":
+            continue
+        tests = result["tests"]["hard"][OURS]
+        gain, auc = tests[BALANCED], points(tests["macro_auroc"])
+        held = points(gain) >= 3 and at_most(gain["p_holm"], 0.01) and auc >= -0.3
+        add("T1", "40% wrong: balanced accuracy above `hard` by 3 points, macro AUC not below", result, held,
+            f"{_difference(gain)}; macro AUC {_difference(tests['macro_auroc'])}")  # fmt: skip
+        for name, test in rival_tests(result).items():
+            if name != "hard":
+                held = points(test) < 0 and at_most(test["p_holm"], 0.01)
+                add("T2", f"40% wrong: above `{name}`", result, held, _difference(reverse(test)))
+        means = {name: float(np.mean(own["values"][BALANCED])) for name, own in result["methods"].items()}
+        rivals = [name for name in means if name not in ("hard", ORACLE) and not name.startswith(OURS)]
+        best = max(rivals, key=means.__getitem__)
+        lead = 100 * (means[ORACLE] - means[best])
+        add("T4", "40% wrong: the true matrix is less than 3 points above the best rival", result, lead < 3,
+            f"{lead:+.1f} (`{best}`)")  # fmt: skip
+    lines = ["| | hypothesis | data, backbone | result | |", "|---|---|---|---|---|", *sorted(rows)]
+    return "\n".join(lines) + "\n"
+
+
 def points(test: Mapping[str, float | None]) -> float:
     """The difference of a test, in points."""
     assert test["difference"] is not None
@@ -314,7 +370,7 @@ def show_in(document: Path, results: Path, marker: str = "soft labels") -> None:
     write_whole(document, text)
 
 
-def write_tables(out: Path, results: Path) -> None:
+def write_tables(out: Path, results: Path, plan: str = "second") -> None:
     """Write DATA.json.bz2 (values, tests, matrices, provenance) and the tables REGIME.md of all cells."""
     found, commit = study(out), source_commit()
     results.mkdir(parents=True, exist_ok=True)
@@ -325,7 +381,8 @@ def write_tables(out: Path, results: Path) -> None:
     for regime in TITLES:
         if own := [markdown(result) for result in found if result["regime"] == regime]:
             write_whole(results / f"{regime}.md", "\n".join(own))
-    for name, table in (("hypotheses", verdicts(found)), ("summary", summary(found))):
+    table_of = {"second": verdicts, "third": third_verdicts}
+    for name, table in (("hypotheses", table_of[plan](found)), ("summary", summary(found))):
         write_whole(results / f"{name}.md", table)
         print(table)
     print("\n".join(markdown(result) for result in found))
