@@ -137,6 +137,8 @@ def test_pooled_stages_are_the_means_of_all_feature_maps(name: str, side: int) -
         assert features.shape[1] == sum(own.shape[1] for own in maps)
     plain = timm.create_model(name, num_classes=3).state_dict()
     assert list(plain) == list(classifier.shipped.state_dict())
+    grey = TimmClassifier(name, 3, in_channels=1, pooling="stages").eval()
+    assert grey.features(images[:, :1]).shape == features.shape
 
 
 def test_exported_weights_of_a_module() -> None:

@@ -252,7 +252,8 @@ def third_verdicts(results: list[dict[str, Any]]) -> str:
             known = [value for value in correlation if value is not None]
             words = f"{TITLES[result['regime']]}: the line of the classes has the order of the grades, at least 0.9"
             held = len(known) == len(correlation) and bool(np.mean(known) >= 0.9)
-            figures = f"mean {np.mean(known):.3f}, smallest {min(known):.1f}, {len(known)} of {len(correlation)} seeds"
+            figures = f"mean {np.mean(known):.3f}, smallest {min(known):.1f}, " if known else "no line, "
+            figures += f"{len(known)} of {len(correlation)} seeds"
             add("T3", words, result, held, figures)
         if result["regime"] != "noise40":
             continue

@@ -53,7 +53,7 @@ class TimmClassifier(nn.Module):
         if not isinstance(classifier, nn.Module) or isinstance(classifier, nn.ModuleList):
             raise InputError(f"backbone {name} must end in one classifier, but it has several: use another backbone.")
         if pooling == "stages":
-            pool_stages(self.model, name)
+            pool_stages(self.model, name, in_channels)
         # Not num_features: some models have another layer between pooling and classifier.
         self.feature_width = int(self.model.head_hidden_size)
 
@@ -89,7 +89,7 @@ class TimmClassifier(nn.Module):
         return f"{name if isinstance(name, str) else name[0]}."
 
 
-def pool_stages(model: Any, name: str) -> None:
+def pool_stages(model: Any, name: str, in_channels: int) -> None:
     """Give the classifier of a timm model the mean of every stage, instead of that of the last feature map alone.
 
     ``forward_features`` then returns the maps of all stages as the channels of one, those of earlier stages averaged
@@ -112,7 +112,7 @@ def pool_stages(model: Any, name: str) -> None:
     model.__class__ = StagePooled
     training = model.training
     with torch.no_grad():
-        width = model.eval().forward_features(classifier.weight.new_zeros(1, 3, 64, 64)).shape[1]
+        width = model.eval().forward_features(classifier.weight.new_zeros(1, in_channels, 64, 64)).shape[1]
     model.train(training)
     # The name of the attribute is the architecture's: fc, classifier, head.fc ...
     parent, _, last_name = model.pretrained_cfg["classifier"].rpartition(".")

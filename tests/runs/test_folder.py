@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import cclnet.runs
@@ -228,3 +229,17 @@ def test_what_is_no_split_is_refused(tmp_path: Path, content: bytes, reason: str
     (tmp_path / "split.csv").write_bytes(content)
     with pytest.raises(InputError, match=reason):
         read_split_file(tmp_path / "split.csv")
+
+
+def test_faults_of_metadata_are_told_apart(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.metadata.write_text("file,sex\na.png,female\n")
+    with pytest.raises(InputError, match=r"column 'image'.*file, sex"):
+        run.read_metadata()
+    run.metadata.unlink()
+    run.write_metadata(["a.png", "b.png"], pd.DataFrame({"sex": ["female", "male"]}))
+    assert run.read_metadata().loc["b.png", "sex"] == "male"
+    run.metadata.write_bytes(run.metadata.read_bytes().replace(b"female", b"femals"))
+    with pytest.raises(InputError) as damaged:
+        run.read_metadata()
+    assert "column 'image'" not in str(damaged.value)

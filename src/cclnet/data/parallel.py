@@ -34,7 +34,8 @@ _SECONDS_BETWEEN_REFRESHES = 0.1
 SECONDS_PER_ROW = 60.0  # of processor time, to decode one image
 # Memory of a worker beside that of the program: an image of MAX_PIXELS takes up to 16 bytes per pixel while decoding.
 BYTES_PER_WORKER = 4 * 2**30
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that decoding does not cause
+# Signals that decoding does not cause. Windows, where workers are threads, lacks two of them.
+_FROM_OUTSIDE = tuple(getattr(signal, f"SIG{name}", None) for name in ("KILL", "TERM", "INT", "HUP"))
 _NO_ROW = -1
 _PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that a process gets when its parent ends
 _SECONDS_TO_DIE = 5.0

@@ -292,9 +292,11 @@ class RunFolder:
             frame = pd.read_csv(self.metadata, dtype=str, keep_default_na=False, encoding="utf-8-sig").apply(
                 unmark_texts
             )
-            return frame.drop_duplicates("image").set_index("image")
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{self.metadata} cannot be read: {error}. It needs a column 'image'.") from error
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.metadata} cannot be read: {error}.") from error
+        if "image" not in frame.columns:
+            raise InputError(f"{self.metadata} needs a column 'image', and has {', '.join(map(str, frame.columns))}.")
+        return frame.drop_duplicates("image").set_index("image")
 
     def write_metadata(self, images: Sequence[str], columns: pd.DataFrame) -> None:
         """Write the columns from which subgroups can be formed: numbers, and text of few different short values.
