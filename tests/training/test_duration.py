@@ -38,6 +38,8 @@ def test_a_long_run_on_a_cpu_names_the_preset() -> None:
     assert "CPU" in hour[0] and f"expected time {36 * 110 / 60:.0f} minutes" in hour[0]
     assert len(day) == 2 and f"--preset {duration.CPU_PRESET}" in day[1]
     assert len(replace(length, on_cpu=False).lines(1000.0, "measured")) == 1
+    small = replace(length, crop=96).lines(1000.0, "measured")
+    assert len(small) == 2 and "--preset" not in small[1] and "--epochs" in small[1]  # it is that small already
     cut = replace(length, max_minutes=30.0).lines(1000.0, "measured")
     assert len(cut) == 1 and "30 minutes (max_minutes)" in cut[0]
 

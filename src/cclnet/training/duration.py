@@ -16,7 +16,8 @@ from cclnet.runs.predictions import counted, duration_text
 from cclnet.settings import Settings
 
 CPU_PRESET = "quick"  # the preset that trains in minutes on a CPU
-LONG_ON_CPU = 2 * 3600.0  # seconds from which that preset is recommended
+LONG_ON_CPU = 2 * 3600.0  # seconds from which advice is given
+SMALL = 128  # pixels: smaller images would not make a run much shorter
 WORTH_A_LINE = 60.0  # seconds: shorter runs need no estimate
 MEASURED_STEPS = 3  # of training, from which the second estimate is made
 PROBE_IMAGES = 8
@@ -35,6 +36,7 @@ class RunLength:
     validation: float  # batches of a validation, times their number
     device: str  # its name
     on_cpu: bool
+    crop: int  # pixels
     max_minutes: float = 0.0
 
     @classmethod
@@ -48,7 +50,9 @@ class RunLength:
         times = left / steps / settings.validate_every
         batches = times * held_out / settings.batch_size
         on_cpu, name = device.type == "cpu", device_name(device)
-        return cls(images, settings.epochs, steps, left, batches, name, on_cpu, settings.max_minutes)
+        return cls(
+            images, settings.epochs, steps, left, batches, name, on_cpu, settings.augment.crop, settings.max_minutes
+        )
 
     def seconds(self, per_step: float) -> float:
         """The expected time, with validation."""
@@ -70,9 +74,13 @@ class RunLength:
             f"{duration_text(seconds)}{cut}."
         ]
         if self.on_cpu and min(limit, seconds) > LONG_ON_CPU:
+            small = self.crop <= SMALL  # as preset quick has it
+            preset, image = (
+                ("", "") if small else (f"--preset {CPU_PRESET}, ", f" or image (--set augment.crop={SMALL})")
+            )
             lines.append(
-                f"This is longer than {duration_text(LONG_ON_CPU)} on a CPU. Shorter: --preset {CPU_PRESET}, fewer "
-                "--epochs, a smaller --backbone or image (--set augment.crop=128), or a machine with a GPU."
+                f"This is longer than {duration_text(LONG_ON_CPU)} on a CPU. Shorter: {preset}fewer --epochs, a "
+                f"smaller --backbone{image}, or a machine with a GPU."
             )
         return lines
 
