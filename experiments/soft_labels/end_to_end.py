@@ -1,4 +1,5 @@
-"""The regimes of the study with whole networks: fine-tuned from ImageNet weights, and from scratch. Needs a GPU.
+"""The regimes of the study with whole networks: fine-tuned from ImageNet weights, and from scratch. Needs a GPU, but for
+`--training small`, which fine-tunes at 64 pixels.
 
 python experiments/soft_labels/end_to_end.py --data-root FOLDER --weights FOLDER --out runs/soft_labels_whole
 python experiments/soft_labels/bench.py tables --out runs/soft_labels_whole/cells/finetune --results results/finetune
@@ -40,6 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ccl": {"method": "ccl"},
 }
 SCRATCH = {"backbone": "resnet18", "pretrained": False, "epochs": 60, "drops": (0.7, 0.9), "validate_every": 10}
+SMALL = {"short_side": 72, "augment": {"crop": 64}, "validate_every": 20}
 SMOKE = {"backbone": "test_resnet", "pretrained": False, "epochs": 6, "short_side": 32,
          "batch_size": 16, "validate_every": 10, "augment": {"crop": 28}, "layer_decay": 1.0}  # fmt: skip
 
@@ -82,13 +84,12 @@ def train_cell(cell: Cell, training: str, options: argparse.Namespace) -> None:
         api.train(resume=folder, accelerator=options.accelerator, progress=False)
     else:
         settings = METHODS[cell.method] | {"seed": cell.seed, "image_folder": str(options.data_root / cell.data)}
-        if training == "scratch":
-            settings = SCRATCH | settings
-        elif options.weights is not None:
+        settings = {"scratch": SCRATCH, "small": SMALL, "finetune": {}}[training] | settings
+        if training != "scratch" and options.weights is not None:
             settings |= {"weights": str(options.weights / "tf_efficientnet_lite0.safetensors")}
         if options.smoke:
             settings = {name: value for name, value in settings.items() if name != "weights"} | SMOKE
-        preset = "finetune" if training == "finetune" else "paper"
+        preset = "paper" if training == "scratch" else "finetune"
         api.train(manifest, folder, preset=preset, accelerator=options.accelerator, progress=False, **settings)
     keep_predictions(cell, folder, options.out / "cells" / training)
 
@@ -111,7 +112,7 @@ def keep_predictions(cell: Cell, folder: Path, out: Path) -> None:
         about=json.dumps({
             "data": cell.data, "regime": cell.regime, "method": cell.method, "seed": cell.seed,
             "backbone": cell.backbone, "seconds": 0.0, "commit": getattr(source_commit(), "sha", None),
-            "versions": versions(), "device": "gpu",
+            "versions": versions(), "device": getattr(run.read_model().trained, "device", None) or "unknown",
         }),
     )  # fmt: skip
 
@@ -123,7 +124,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", nargs="+", choices=list(CLASSES), default=list(CLASSES))
     parser.add_argument("--regimes", nargs="+", choices=list(RATES), default=["noise40", "clean", "noise20"])
-    parser.add_argument("--training", nargs="+", choices=("finetune", "scratch"), default=["finetune", "scratch"])
+    parser.add_argument("--training", nargs="+", choices=("finetune", "scratch", "small"), default=["finetune", "scratch"])
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(8)))
     parser.add_argument("--accelerator", default="auto")
