@@ -1,5 +1,5 @@
-"""The regimes of the study with whole networks: fine-tuned from ImageNet weights, and from scratch. Needs a GPU, but for
-`--training small`, which fine-tunes at 64 pixels.
+"""The regimes of the study with whole networks: fine-tuned from ImageNet weights, and from scratch. Needs a GPU.
+`--training small` fine-tunes at 64 pixels, which a CPU can do.
 
 python experiments/soft_labels/end_to_end.py --data-root FOLDER --weights FOLDER --out runs/soft_labels_whole
 python experiments/soft_labels/bench.py tables --out runs/soft_labels_whole/cells/finetune --results results/finetune
@@ -124,7 +124,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", nargs="+", choices=list(CLASSES), default=list(CLASSES))
     parser.add_argument("--regimes", nargs="+", choices=list(RATES), default=["noise40", "clean", "noise20"])
-    parser.add_argument("--training", nargs="+", choices=("finetune", "scratch", "small"), default=["finetune", "scratch"])
+    trainings = ("finetune", "scratch", "small")
+    parser.add_argument("--training", nargs="+", choices=trainings, default=["finetune", "scratch"])
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(8)))
     parser.add_argument("--accelerator", default="auto")
