@@ -18,6 +18,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from PIL import Image
 
+from cclnet.data.sources import open_data
 from cclnet.errors import InputError
 from cclnet.settings import Settings, make_settings
 from cclnet.training import setup
@@ -72,6 +73,14 @@ def test_a_task_that_sees_one_gpu_counts_as_a_node(monkeypatch: pytest.MonkeyPat
 def test_nodes_need_the_same_number_of_tasks() -> None:
     with pytest.raises(InputError, match="ntasks-per-node"):
         find_launch(None, STEP | {"SLURM_STEP_NUM_TASKS": "3"})
+
+
+def test_subgroups_need_columns_of_the_table() -> None:
+    table = open_data("synthetic:images=14,size=16")
+    with pytest.raises(InputError, match=r"pigmen.*did you mean 'pigment'"):
+        setup.check_columns("pigmen", table)
+    with pytest.raises(InputError, match=r"'sex' need a table with such a column.*--by"):
+        setup.check_columns("sex", replace(table, extra=table.extra[[]]))
 
 
 def test_short_runs_start_at_the_initial_rate() -> None:

@@ -235,6 +235,11 @@ def test_short_side(settings: Settings, data: PreparedData) -> int:
 def check_columns(by: str, table: ImageTable) -> None:
     """Refuse columns for subgroups that the data does not have."""
     for name in filter(None, (word.strip() for word in by.split(","))):
+        if table.extra.empty:
+            raise InputError(
+                f"subgroups by '{name}' need a table with such a column, and {table.source} at {table.root} has none "
+                "beside image, label, group and split. Leave out by (--by), or give a table that has it."
+            )
         if name not in table.extra:
             raise unknown("column for subgroups", name, map(str, table.extra))
 
