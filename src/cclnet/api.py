@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cclnet.errors import InputError, Interrupted
+from cclnet.errors import InputError
 from cclnet.settings import Settings, current_names, make_settings, merge_layers, read_settings
 
 if TYPE_CHECKING:
     from cclnet.evaluation.compare import Comparison
     from cclnet.runs.scores import Scores
+    from cclnet.sweep.cells import Executor
 
 
 def run_settings(
@@ -60,6 +61,7 @@ def train(
     devices: int | None = None,
     progress: bool = True,
     summary: bool = False,
+    executor: Executor | None = None,
     on_epoch: Callable[[dict[str, Any], Any], None] | None = None,
     **settings: Any,
 ) -> Path:
@@ -71,7 +73,7 @@ def train(
 
     Args:
         data: as for :func:`cclnet.open_data`; None trains on the embedded synthetic set with small settings.
-        out: the run folder to create. Default: a free name in runs/.
+        out: the run folder to create. Default: a free name in runs/. Folds in it of the same settings are continued.
         resume: continue the run in this folder with its own settings; only ``cache_dir`` may be given besides.
         preset: "paper", "finetune", "quick" or "best". Default: "finetune" if pretrained weights are available, else
             "paper"; none with a recipe or without data.
@@ -80,6 +82,9 @@ def train(
         devices: devices to train on. torchrun and SLURM set it.
         progress: show a progress bar and one line per epoch.
         summary: print the scores at the end, as the command does.
+        executor: where to train folds: several at once on this machine, on a Ray cluster, or as shards. Default: one
+            after the other in this process. ``Executor(parallel=4)`` or ``Executor(ray=RayOptions(address="auto"))``,
+            both of ``cclnet.sweep``; a script needs ``if __name__ == "__main__":``, because processes import it.
         on_epoch: called after each epoch with its record and the network.
         **settings: fields of :class:`~cclnet.settings.Settings`, tables as dicts. An unknown name is an error that
             suggests the nearest one.
@@ -93,6 +98,8 @@ def train(
         from cclnet.training.checks import check_settings
 
         check_settings(chosen)
+        if executor is not None and executor.shard[1] > 1 and out is None:
+            raise InputError("shards train into one folder: give --out, the same for all of them.")
         folder = out or free_name(Path("runs"), chosen)
     elif data or out or preset or recipe or settings:
         raise InputError("a resumed run keeps its settings: give no others with resume, except cache_dir.")
@@ -100,65 +107,34 @@ def train(
         from cclnet.runs.folder import RunFolder
 
         folder = resume
-    options = {"devices": devices, "accelerator": accelerator, "cache_dir": cache_dir, "progress": progress}
+    options: dict[str, Any] = {
+        "devices": devices, "accelerator": accelerator, "cache_dir": cache_dir, "progress": progress,
+        "on_epoch": on_epoch,
+    }  # fmt: skip
     own = chosen or RunFolder(folder).read_settings()
     if own.folds:
-        return _train_folds(own, Path(folder), resume is not None, options, on_epoch, summary)
+        return _train_folds(own, Path(folder), options, executor, summary)
+    if executor is not None:
+        raise InputError("an executor trains the folds of a run: give folds, too, such as --folds 5.")
     from cclnet.training import loop
     from cclnet.training.setup import is_rank_zero
 
-    run = loop.train(chosen, folder, on_epoch=on_epoch, **options)
+    run = loop.train(chosen, folder, **options)
     if is_rank_zero():
         evaluate(run, summary=summary)
     return run
 
 
 def _train_folds(
-    settings: Settings,
-    folder: Path,
-    resumed: bool,
-    options: Mapping[str, Any],
-    on_epoch: Callable[[dict[str, Any], Any], None] | None,
-    summary: bool,
+    settings: Settings, folder: Path, options: Mapping[str, Any], executor: Executor | None, summary: bool
 ) -> Path:
-    """Train each fold in a run folder fold-I of its own, then make their ensemble. Finished folds are skipped."""
-    from dataclasses import replace
+    from cclnet.sweep.folds import train_folds
 
-    from cclnet.data.sources import open_data
-    from cclnet.data.split import fold_settings
-    from cclnet.runs.folder import RunFolder
-    from cclnet.training import loop
-    from cclnet.training.setup import is_rank_zero
+    scores = train_folds(settings, folder, executor, **options)
+    if summary and scores is not None:
+        from cclnet.report.terminal import print_scores
 
-    if (options["devices"] or 1) > 1:
-        raise InputError("folds on several devices need torchrun: start it with --nproc-per-node, without --devices.")
-    table = open_data(settings.data, settings)
-    if not resumed and is_rank_zero():
-        RunFolder(folder).create(settings)
-    runs = []
-    for fold, split in enumerate(fold_settings(table, settings.split, settings.folds)):
-        run = RunFolder(folder / f"fold-{fold}")
-        runs.append(run.path)
-        if run.scores.is_file():
-            continue
-        if run.find_predictions() is None:
-            own = None if run.settings.exists() else replace(settings, folds=0, split=split)
-            try:
-                loop.train(own, run.path, on_epoch=on_epoch, **options)
-            except Interrupted as stopped:
-                raise Interrupted(folder, stopped.signal) from None
-            except Exception:
-                if not resumed and is_rank_zero() and not any(folder.glob("fold-*")):
-                    RunFolder(folder).discard()  # there is nothing to resume
-                raise
-        if is_rank_zero():
-            evaluate(run.path)
-    if is_rank_zero() and not RunFolder(folder).scores.is_file():
-        from cclnet.deploy.ensemble import make_ensemble
-
-        if RunFolder(folder).find_predictions() is None:
-            make_ensemble(runs, folder)
-        evaluate(folder, summary=summary)
+        print_scores(scores, folder / "report.html")
     return folder
 
 

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,20 @@ def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     wait_for(lambda: not processes_of(folder), seconds=60)
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def cluster(ray_folder: Path) -> Iterator[Any]:
+    pytest.importorskip("ray", reason="sweeps on Ray need the extra cclnet[ray]")
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    for _ in range(2):
+        made.add_node(**node)
+    yield made
+    for left in [*made.worker_nodes, made.head_node]:
+        made.remove_node(left, allow_graceful=True)  # else its agents may stay for a minute
 
 
 def processes_of(folder: Path) -> list[str]:

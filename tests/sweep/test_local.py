@@ -18,7 +18,7 @@ from cclnet import InputError
 from cclnet.errors import Interrupted
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.settings import make_settings
-from cclnet.sweep.cells import Cell, SweepContext, SweepLog, SweepSummary
+from cclnet.sweep.cells import Cell, Executor, SweepContext, SweepLog, SweepSummary
 from cclnet.sweep.executors import SweepProgress
 from cclnet.sweep.local import run_cells
 from cclnet.sweep.results import read_results
@@ -101,9 +101,9 @@ def test_a_trained_run_of_other_settings_is_not_taken_for_what_is_asked(tmp_path
     assert not read_results(tmp_path / "results")
 
 
-def test_parallel_must_be_a_count(tmp_path: Path) -> None:
+def test_parallel_must_be_a_count() -> None:
     with pytest.raises(InputError, match="parallel must be at least 1, got 0"):
-        run_cells([GOOD], context(tmp_path), parallel=0)
+        Executor(parallel=0)
 
 
 SETTINGS: dict[str, Any] = {

@@ -25,7 +25,7 @@ from cclnet.settings import make_settings
 from cclnet.sweep import ray_tasks
 from cclnet.sweep.cells import Cell, RayOptions, SweepContext
 from cclnet.sweep.compare_methods import Entry, Request, compare_methods
-from cclnet.sweep.ray_tasks import Board, cell_task, read_files, write_files
+from cclnet.sweep.ray_tasks import Board, Outcome, cell_task, read_files, write_files
 from cclnet.sweep.results import keep_result
 from made_runs import made_run
 from waiting import wait_for
@@ -38,20 +38,6 @@ SETTINGS = make_settings({
     "batch_size": 32, "method": "ccl", "method_settings": {"widths": [16, 8]}, "augment": {"crop": 28},
     "deterministic": True, "logger": "none",
 })  # fmt: skip
-
-
-@pytest.fixture
-def cluster(ray_folder: Path) -> Iterator[Any]:
-    pytest.importorskip("ray", reason="sweeps on Ray need the extra cclnet[ray]")
-    from ray.cluster_utils import Cluster
-
-    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-    made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    for _ in range(2):
-        made.add_node(**node)
-    yield made
-    for left in [*made.worker_nodes, made.head_node]:
-        made.remove_node(left, allow_graceful=False)
 
 
 def request(folder: Path, **changes: Any) -> Request:
@@ -155,26 +141,44 @@ class _FakeRay(types.ModuleType):
         return types.SimpleNamespace(get_node_id=lambda: "0123456789")
 
 
-def test_a_node_that_does_not_see_the_folder_fetches_the_run_and_returns_the_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def without_shared_folder(cell: Cell, context: SweepContext, monkeypatch: pytest.MonkeyPatch) -> tuple[Outcome, Board]:
+    """The task of a trained cell on a node that does not see the folder of the runs."""
+    monkeypatch.chdir(context.runs.parent)
     monkeypatch.setitem(sys.modules, "ray", _FakeRay("ray"))
-    cell = Cell("hard-seed0", make_settings({"method": "hard", "data": "/somewhere/isic"}))
-    context = SweepContext(tmp_path / "runs", tmp_path / "results")
     made_run(context.runs, cell, wrong=6)
     board = Board(context.runs)
     board.expect(cell.name, 1)
     remote = types.SimpleNamespace(
         **{name: types.SimpleNamespace(remote=getattr(board, name)) for name in ("report", "read_run", "write_run")}
     )
-    outcome = cell_task(remote, 1, cell, context, tmp_path / "not-there", str(tmp_path), 1)
-    assert outcome.state == "done" and not context.results.exists()
-    write_files(context.results, outcome.results)
-    written = read_files(context.results)
+    marker = context.runs / "not-there"
+    return cell_task(remote, 1, cell, context, marker, str(context.runs.parent), 1), board
+
+
+def test_a_node_that_does_not_see_the_folder_fetches_the_run_and_returns_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Cell("hard-seed0", make_settings({"method": "hard", "data": "/somewhere/isic"}))
+    context = SweepContext(tmp_path / "runs", tmp_path / "results")
+    outcome, board = without_shared_folder(cell, context, monkeypatch)
+    assert outcome.state == "done" and not (tmp_path / "results").exists()
+    write_files(tmp_path / "results", outcome.results)
+    written = read_files(tmp_path / "results")
     expected = keep_result(cell, context.run_folder(cell), tmp_path / "again" / "hard-seed0.json")
     assert written == read_files(expected.path.parent) and expected.path.name in written
     assert [message[2] for message in board.take_messages()] == ["training", "evaluating"]
+
+
+def test_without_a_folder_of_results_the_run_comes_back_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Cell("fold-0", make_settings({"method": "hard", "data": "/somewhere/isic"}))
+    context = SweepContext(tmp_path / "runs", None)
+    outcome, _ = without_shared_folder(cell, context, monkeypatch)
+    assert (outcome.state, outcome.results) == ("done", {}) and outcome.text.startswith("accuracy 0.9000, ")
+    scores = context.run_folder(cell).read_scores()
+    assert scores is not None and scores.overall["accuracy"].value == pytest.approx(0.9)
+    assert context.result(cell) == tmp_path / "runs" / "fold-0" / "report.html" and context.result(cell).exists()
 
 
 def test_files_are_copied_as_of_one_moment_and_others_removed(tmp_path: Path) -> None:
@@ -212,6 +216,7 @@ def test_an_attempt_that_was_given_up_is_asked_to_stop_and_changes_nothing(tmp_p
     ],
 )
 def test_options_that_do_not_fit_are_refused_before_anything_runs(options: list[str], words: str) -> None:
-    for command in (["compare-methods", "synthetic", "--preset", "paper"], ["reproduce", "table1", "--smoke"]):
+    folds = ["train", "synthetic", "--preset", "paper", "--folds", "3"]
+    for command in (["compare-methods", "synthetic", "--preset", "paper"], ["reproduce", "table1", "--smoke"], folds):
         done = CliRunner().invoke(app, [*command, *options])
         assert isinstance(done.exception, InputError) and words in str(done.exception)

@@ -7,23 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cclnet.cli import (
-    Accelerator,
-    Address,
-    CellCpus,
-    CellGpus,
-    CellMemory,
-    Data,
-    Draws,
-    Executor,
-    MaxMinutes,
-    Parallel,
-    Preset,
-    Shard,
-    StallMinutes,
-    parse_seeds,
-    with_settings,
-)
+from cclnet.cli import Accelerator, Data, Draws, MaxMinutes, Preset, parse_seeds, with_settings
+from cclnet.cli.executor_options import with_executor
 from cclnet.settings import Settings
 
 Primary = Annotated[str | None, typer.Option(help="The score of the overall verdict. Default: accuracy.")]
@@ -43,6 +28,7 @@ def compare(
 
 
 @with_settings(Settings, without=("method", "seed"))
+@with_executor
 def compare_methods(
     data: Data = "",
     methods: Annotated[str, typer.Option(help="With settings after a colon: hard,lsr:epsilon=0.3. Default: all.")] = "",
@@ -54,14 +40,7 @@ def compare_methods(
     preset: Preset = "",
     recipe: Annotated[Path | None, typer.Option(help="Settings from a TOML file.")] = None,
     max_minutes: MaxMinutes = 0.0,
-    parallel: Parallel = 1,
-    shard: Shard = "1/1",
-    stall_minutes: StallMinutes = 10.0,
-    executor: Executor = "local",
-    address: Address = None,
-    cell_cpus: CellCpus = None,
-    cell_gpus: CellGpus = None,
-    cell_memory: CellMemory = None,
+    executor: Any = None,
     draws: Draws = 1000,
     accelerator: Accelerator = "auto",
     **settings: Any,
@@ -74,9 +53,8 @@ def compare_methods(
 
     chosen = run_settings(data or None, recipe, settings, preset, announce=True)
     from cclnet.sweep import compare_methods as sweep
-    from cclnet.sweep.cells import choose_executor, parse_shard
+    from cclnet.sweep.cells import Executor
 
-    ray = choose_executor(executor, address=address, cell_cpus=cell_cpus, cell_gpus=cell_gpus, cell_memory=cell_memory)
     request = sweep.Request(
         settings=chosen,
         out=out,
@@ -87,11 +65,8 @@ def compare_methods(
         primary=primary,
         draws=draws,
         max_minutes=max_minutes,
-        parallel=parallel,
-        shard=parse_shard(shard),
-        stall_minutes=stall_minutes,
-        ray=ray,
         accelerator=accelerator,
         cache_dir=chosen.cache_folder,
+        **vars(executor or Executor()),
     )
     raise typer.Exit(sweep.compare_methods(request).exit_code)

@@ -9,11 +9,13 @@ import typer
 from rich.console import Console
 
 from cclnet.cli import Accelerator, Data, Preset, Quiet, with_settings
+from cclnet.cli.executor_options import with_executor
 from cclnet.errors import Interrupted
 from cclnet.settings import Settings
 
 
 @with_settings(Settings)
+@with_executor
 def train(
     data: Data = "",
     out: Annotated[Path | None, typer.Option(help="The run folder to create. Default: runs/NAME.")] = None,
@@ -22,12 +24,15 @@ def train(
     recipe: Annotated[Path | None, typer.Option(help="Settings from a TOML file.")] = None,
     accelerator: Accelerator = "auto",
     devices: Annotated[int | None, typer.Option(help="Devices to train on. torchrun and SLURM set it.")] = None,
+    executor: Any = None,
     quiet: Quiet = False,
     **settings: Any,
 ) -> None:
     """Train a classifier on DATA and write its run folder: model, predictions, scores, report.
 
-    Without arguments it trains on the embedded synthetic set, in a few minutes on two CPU cores.
+    Without arguments it trains on the embedded synthetic set, in a few minutes on two CPU cores. With --folds it trains
+    one run per fold and makes their ensemble: --parallel, --executor and --shard say where, and the same command
+    continues.
     """
     from cclnet.api import train as run_training
 
@@ -41,10 +46,12 @@ def train(
             recipe=recipe,
             progress=not quiet,
             summary=True,
+            executor=executor,
             **machine,
             **settings,
         )
     except Interrupted as stopped:
         # Not wrapped: the command in it is to be copied.
-        Console(stderr=True).print(str(stopped), style="yellow", highlight=False, markup=False, soft_wrap=True)
+        text = f"{stopped}{executor.command_options if executor else ''}"
+        Console(stderr=True).print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(128 + stopped.signal) from None

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from cclnet.settings import Settings
 # Settings that may differ between a kept result and its cell, because they do not change what is trained.
 IGNORED_SETTINGS = ("follow_links", "by", "ordered", "resident", "compile", "max_minutes", "validate_every")
 EXECUTORS = ("local", "ray")
+REPORT = "report.html"  # the last file of an evaluated run
 T = TypeVar("T")
 
 
@@ -39,7 +40,7 @@ class SweepContext:
     """What all cells of a sweep share. It is sent to every process."""
 
     runs: Path  # folder of the run folders
-    results: Path
+    results: Path | None  # folder of the kept results; None: the result of a cell is its evaluated run folder
     deadline: float = float("inf")  # in seconds of time.time(): training stops with a checkpoint
     accelerator: str = "auto"
     cache_dir: Path | None = None
@@ -50,10 +51,12 @@ class SweepContext:
 
     def result(self, cell: Cell) -> Path:
         """The path of the result of a cell, whether it exists or not."""
+        if self.results is None:
+            return self.run_folder(cell).path / REPORT
         return self.results / cell.subfolder / f"{cell.name}.json"
 
     def is_trained(self, cell: Cell) -> bool:
-        return self.run_folder(cell).predictions.exists()  # the last file of a run
+        return self.run_folder(cell).find_predictions() is not None  # the last file of training
 
 
 @dataclass(frozen=True)
@@ -92,24 +95,58 @@ def choose_executor(name: str, **given: Any) -> RayOptions | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions:
+class Executor:
+    """Where cells run, how many at once, and which of them."""
+
+    parallel: int = 1  # cells trained at once on this machine; Ray decides by the resources of a cell
+    shard: tuple[int, int] = (1, 1)  # (i, n): this is machine i of n that share the cells
+    stall_minutes: float = 10.0  # a training process that reports nothing for so long is killed
+    ray: RayOptions | None = None  # None: the cells run on this machine
+
+    def __post_init__(self) -> None:
+        if self.parallel < 1:
+            raise InputError(f"parallel must be at least 1, got {self.parallel}.")
+        if not 1 <= self.shard[0] <= self.shard[1]:
+            raise InputError(f"shard is i/n with i from 1 to n, got {self.shard[0]}/{self.shard[1]}.")
+        if self.stall_minutes <= 0:
+            raise InputError(f"stall_minutes must be above 0, got {self.stall_minutes:g}.")
+
+    def own_shard(self, cells: Sequence[T]) -> list[T]:
+        """Every n-th cell, beginning with the i-th."""
+        return list(cells[self.shard[0] - 1 :: self.shard[1]])
+
+    @property
+    def command_options(self) -> str:
+        """The options of the command line that are not the defaults, each with a space before it.
+
+        >>> Executor(parallel=4, shard=(2, 3)).command_options
+        ' --parallel 4 --shard 2/3'
+        >>> Executor(ray=RayOptions(cell_gpus=0.5)).command_options
+        ' --executor ray --cell-gpus 0.5'
+        """
+        ray = {} if self.ray is None else {"executor": "ray", **_changed(self.ray)}
+        given = {**_changed(self), "ray": None, **ray}
+        if "shard" in given:
+            given["shard"] = f"{self.shard[0]}/{self.shard[1]}"
+        words = (f" --{name.replace('_', '-')} {value}" for name, value in given.items() if value is not None)
+        return "".join(words)
+
+
+def _changed(options: Executor | RayOptions) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    own = ((entry.name, getattr(options, entry.name), entry.default) for entry in fields(options))
+    return {name: value for name, value, default in own if value != default}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(Executor):
     """The options of every command that runs a sweep."""
 
     out: Path  # run folders go to out/runs
     results: Path
     max_minutes: float = 0.0  # for the whole sweep; 0: no limit
-    parallel: int = 1  # cells trained at once
-    shard: tuple[int, int] = (1, 1)  # (i, n): this is machine i of n that share the cells
-    stall_minutes: float = 10.0
-    ray: RayOptions | None = None  # None: the cells run on this machine
     accelerator: str = "auto"
     cache_dir: Path | None = None
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.shard[0] <= self.shard[1]:
-            raise InputError(f"shard is i/n with i from 1 to n, got {self.shard[0]}/{self.shard[1]}.")
-        if self.stall_minutes <= 0:
-            raise InputError(f"stall_minutes must be above 0, got {self.stall_minutes:g}.")
 
     def context(self, began: float) -> SweepContext:
         return SweepContext(
@@ -120,10 +157,6 @@ class SweepOptions:
             cache_dir=self.cache_dir,
             stall_seconds=60 * self.stall_minutes,
         )
-
-    def own_shard(self, cells: Sequence[T]) -> list[T]:
-        """Every n-th cell, beginning with the i-th."""
-        return list(cells[self.shard[0] - 1 :: self.shard[1]])
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from cclnet.data.sources import open_data
-from cclnet.data.split import make_split
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError, unknown
 from cclnet.evaluation.compare import compare
@@ -27,6 +25,7 @@ from cclnet.runs.predictions import names_in_order
 from cclnet.settings import Settings, in_json, make_settings, parse_overrides
 from cclnet.sweep.cells import Cell, SweepOptions, SweepSummary
 from cclnet.sweep.executors import run_sweep
+from cclnet.sweep.prepare import prepare
 
 EVERY_PAIR = "all"
 
@@ -141,14 +140,8 @@ def compare_methods(request: Request, console: Console | None = None) -> SweepSu
         raise unknown("score", request.primary, metrics)
     entries = _choose_entries(request, table, console)
     reference = _reference(request, entries)
-    _print_expected_time(request, table, len(entries) * len(request.seeds), console)
-    if not isinstance(table.images, np.ndarray):
-        from cclnet.data.cache import decode_readable, unreadable_images
-
-        settings = request.settings
-        _, broken = decode_readable(table, settings.short_side, request.cache_dir, progress=not console.quiet)
-        if broken and not settings.skip_unreadable:
-            raise unreadable_images(broken, len(table))
+    runs = len(entries) * len(request.seeds)
+    prepare(request.settings, table, runs, request.accelerator, request.cache_dir, console)
     make_folder(request.results)
     cells = cells_of(request, entries, table.fingerprint())
     requested = {"methods": list(cells), "seeds": request.seeds, "parallel": request.parallel}
@@ -164,19 +157,6 @@ def compare_methods(request: Request, console: Console | None = None) -> SweepSu
     _compare({label: paths for label, paths in finished.items() if paths}, reference, request, console)
     console.print(summary.text(), highlight=False, markup=False)
     return summary
-
-
-def _print_expected_time(request: Request, table: ImageTable, runs: int, console: Console) -> None:
-    """On a CPU, where it matters most: the expected time of one run, and of all of them."""
-    import torch
-
-    from cclnet.training.duration import first_estimate
-
-    if console.quiet or (request.accelerator != "cpu" and torch.cuda.is_available()):
-        return
-    splits = make_split(table, request.settings.split)
-    for line in first_estimate(request.settings, table, splits, torch.device("cpu")):
-        console.print(f"each of {runs} runs, with all cores: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _choose_entries(request: Request, table: ImageTable, console: Console) -> list[Entry]:

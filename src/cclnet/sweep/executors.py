@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from cclnet.sweep.cells import Cell, SweepContext, SweepLog, SweepOptions, SweepSummary
+from cclnet.sweep.cells import Cell, Executor, SweepContext, SweepLog, SweepOptions, SweepSummary
 from cclnet.sweep.results import check_results
 
 LINE_SECONDS = 30.0  # between two lines about one cell in training, without a terminal
@@ -30,15 +30,26 @@ def run_sweep(
     """Run the shard of the cells that the options name, with progress on the console and a line in the log."""
     executor = {} if options.ray is None else {"executor": "ray"}
     log = SweepLog(options.results, {**requested, **executor}, options.shard)
-    progress = SweepProgress(console)
     own, context = options.own_shard(cells), options.context(began)
-    if options.ray is not None:
+    return run_on(options, own, context, SweepProgress(console), log.write, began)
+
+
+def run_on(
+    executor: Executor,
+    cells: Sequence[Cell],
+    context: SweepContext,
+    progress: SweepProgress,
+    on_end: Callable[[SweepSummary], None] = lambda summary: None,
+    began: float | None = None,
+) -> SweepSummary:
+    """Run the cells that have no result yet. ``on_end`` is called whenever a cell ended, and at the end."""
+    if executor.ray is not None:
         from cclnet.sweep.ray_tasks import run_cells_on_ray
 
-        return run_cells_on_ray(own, context, options.ray, progress, log.write, began)
+        return run_cells_on_ray(cells, context, executor.ray, progress, on_end, began)
     from cclnet.sweep.local import run_cells
 
-    return run_cells(own, context, options.parallel, progress, on_end=log.write, began=began)
+    return run_cells(cells, context, executor.parallel, progress, on_end=on_end, began=began)
 
 
 def begin_sweep(

@@ -111,8 +111,6 @@ def run_cells(
 
     ``worker`` is the main function of a training process. ``on_end`` is called whenever a cell ended, and at the end.
     """
-    if parallel < 1:
-        raise InputError(f"parallel must be at least 1, got {parallel}.")
     progress = progress or SweepProgress(Console(quiet=True))
     summary, left = begin_sweep(cells, context, progress, began)
     if left:

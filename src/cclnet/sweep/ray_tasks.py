@@ -25,7 +25,7 @@ from typing import Any
 from cclnet.errors import InputError, Interrupted, first_line
 from cclnet.files import PARTIAL, make_folder, write_whole
 from cclnet.runs.checksums import FILE_NAME as CHECKSUMS
-from cclnet.sweep.cells import Cell, RayOptions, SweepContext, SweepSummary
+from cclnet.sweep.cells import REPORT, Cell, RayOptions, SweepContext, SweepSummary
 from cclnet.sweep.executors import SweepProgress, begin_sweep, on_signals
 from cclnet.sweep.run_cell import OutOfTime, evaluate_cell, train_cell
 
@@ -80,8 +80,8 @@ def run_cells_on_ray(
 ) -> SweepSummary:
     """Run the cells that have no result yet. ``on_end`` is called whenever a cell ended, and at the end."""
     # Absolute, because the tasks may run in another folder.
-    cache_dir = None if context.cache_dir is None else context.cache_dir.absolute()
-    context = replace(context, runs=context.runs.absolute(), results=context.results.absolute(), cache_dir=cache_dir)
+    results, cache_dir = (None if path is None else path.absolute() for path in (context.results, context.cache_dir))
+    context = replace(context, runs=context.runs.absolute(), results=results, cache_dir=cache_dir)
     summary, left = begin_sweep(cells, context, progress, began)
     if left:
         with connected(options.address) as ray, progress, _marked(make_folder(context.runs)) as marker:
@@ -158,13 +158,14 @@ def cell_task(
     if marker.exists():
         return _run_cell(cell, context, _Report(ray, board, cell.name, attempt))
     with tempfile.TemporaryDirectory(prefix="cclnet-") as scratch:
-        context = replace(context, runs=Path(scratch, "runs"), results=Path(scratch, "results"))
+        results = None if context.results is None else Path(scratch, "results")
+        context = replace(context, runs=Path(scratch, "runs"), results=results)
         run = context.runs / cell.name
         write_files(run, ray.get(board.read_run.remote(cell.name)))
         report = _Report(ray, board, cell.name, attempt, run)
         outcome = _run_cell(cell, context, report)
         report.send_files()
-        return replace(outcome, results=read_files(context.results))
+        return outcome if results is None else replace(outcome, results=read_files(results))
 
 
 def stand_alone(threads: int, folder: str) -> None:
@@ -262,10 +263,11 @@ def _listing(folder: Path) -> dict[Path, tuple[int, int]]:
 
 def write_files(folder: Path, files: Mapping[str, bytes], remove_others: bool = False) -> None:
     """Write files into a folder. Files that say that others exist come last: checkpoints after the history, checksums
-    after what they cover, NAME.json after the predictions."""
+    after what they cover, NAME.json after the predictions; of a run that has ended, the predictions and the report."""
 
-    def order(name: str) -> tuple[bool, bool, bool]:
-        return name.startswith("checkpoints/"), name.endswith(".json"), name.endswith(CHECKSUMS)
+    def order(name: str) -> tuple[bool, bool, bool, bool]:
+        ended = name in ("predictions.csv", REPORT)
+        return ended, name.startswith("checkpoints/"), name.endswith(".json"), name.endswith(CHECKSUMS)
 
     for name in sorted(files, key=order):
         path = folder / name
@@ -367,7 +369,8 @@ class _RaySweep:
             self._lost(task, task.cancelled or f"{type(error).__name__}: {first_line(error)}")
         else:
             if outcome.state == "done":
-                write_files(self.context.results, outcome.results)
+                if self.context.results is not None:
+                    write_files(self.context.results, outcome.results)
                 self.summary.done.append(cell.name)
                 self.progress.update(cell.name, "done", outcome.text)
                 self.on_end(self.summary)

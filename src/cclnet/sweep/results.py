@@ -50,7 +50,9 @@ def read_results(folder: Path) -> list[KeptResult]:
 
 
 def check_results(cells: Sequence[Cell], context: SweepContext) -> set[str]:
-    """The names of the cells that have a result. Results of other settings or images are refused, all by name."""
+    """The names of the cells that have a result. Kept results of other settings or images are refused, all by name."""
+    if context.results is None:
+        return {cell.name for cell in cells if context.result(cell).exists()}
     folders = {context.result(cell).parent for cell in cells}
     kept = {result.path.stem: result for folder in folders for result in read_results(folder)}
     finished = [cell for cell in cells if cell.name in kept]

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cclnet.errors import InputError
+from cclnet.evaluation.evaluate import evaluate
+from cclnet.report import write_report
 from cclnet.runs.folder import RunFolder
 from cclnet.sweep.cells import Cell, SweepContext
-from cclnet.sweep.results import differs_from_run, keep_result, record_soft_labels
+from cclnet.sweep.results import differs_from_run, headline_scores, keep_result, record_soft_labels
 
 STEP_SECONDS = 15.0  # between two messages about the steps of one epoch
 
@@ -49,7 +51,8 @@ def train_cell(
         text = f"epoch {record['epoch']}/{epochs}, {record['images_per_second']:,.0f} images/s"
         if "softness" in record:
             text += f", softness {record['softness']:.3f}{' frozen' if record.get('frozen') else ''}"
-            record_soft_labels(run, record["epoch"], network.soft_labels())
+            if context.results is not None:  # they become part of the kept result
+                record_soft_labels(run, record["epoch"], network.soft_labels())
         report(text)
         on_checkpoint()
         if record["epoch"] < epochs and time.time() > context.deadline:
@@ -75,10 +78,18 @@ def _check_run(cell: Cell, run: RunFolder) -> None:
 
 
 def evaluate_cell(cell: Cell, context: SweepContext) -> str:
-    """Evaluate a trained cell, keep its result and remove its checkpoints; returns text to show."""
+    """Evaluate a trained cell; returns text to show. If results are kept, the checkpoints are removed."""
     run = context.run_folder(cell)
     _check_run(cell, run)
-    result = keep_result(cell, run, context.result(cell))
-    shutil.rmtree(run.checkpoints, ignore_errors=True)
-    scores = [f"{name.replace('_', ' ')} {result.value(name) or 0:.4f}" for name in list(result.scores)[:2]]
-    return f"{', '.join(scores)}, {result.seconds:.0f} s"
+    if context.results is None:
+        scores = evaluate(run.path)
+        write_report(run.path, scores)
+        values = {name: estimate.value for name, estimate in headline_scores(scores).items()}
+        trained = run.read_model().trained
+        seconds, note = trained.seconds or 0.0, ", ended by max_minutes" if trained.cut else ""
+    else:
+        result = keep_result(cell, run, context.result(cell))
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
+        values, seconds, note = {name: result.value(name) for name in result.scores}, result.seconds, ""
+    shown = [f"{name.replace('_', ' ')} {value or 0:.4f}" for name, value in list(values.items())[:2]]
+    return f"{', '.join(shown)}, {seconds:.0f} s{note}"
