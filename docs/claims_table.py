@@ -178,7 +178,7 @@ def speed_claims() -> list[Claim]:
 
 
 def soft_label_test(data: str, regime: str, score: str, method: str = "ccl-forward", against: str = "hard") -> Any:
-    results = read_json_bz2(SOFT_LABELS / f"{data}.json.bz2")["results"]
+    results = read_json_bz2(SOFT_LABELS / "third_plan" / f"{data}.json.bz2")["results"]
     return next(own for own in results if own["regime"] == regime)["tests"][against][method][score]
 
 
@@ -201,8 +201,9 @@ def soft_label_figures(regime: str, score: str, against: str = "hard") -> tuple[
 
 def soft_label_claims() -> list[Claim]:
     """Forward CCL under label noise and on clean labels, and the ranking of doubtful labels."""
-    source = file_link("soft_labels/noise40.md", "python experiments/soft_labels/bench.py run")
-    clean = file_link("soft_labels/clean.md", "python experiments/soft_labels/bench.py run")
+    command = "python experiments/soft_labels/bench.py run --plan third"
+    source = file_link("soft_labels/third_plan/noise40.md", command)
+    clean = file_link("soft_labels/third_plan/clean.md", command)
     cells = [c for c in read("soft_labels/doubts.json")["cells"] if (c["data"], c["noise"]) == ("isic2018", 0.2)]
     first, margin = ([c["precision_at_100"] for c in cells if c["ranking"] == name] for name in ("doubt", "margin"))
     balanced = "balanced_accuracy_prior_divided_out"
@@ -216,15 +217,15 @@ def soft_label_claims() -> list[Claim]:
             "`ccl-forward` helps where training labels are wrong",
             f"40% look-alike noise, balanced accuracy with the prior divided out, minus hard labels: {noisy}; macro "
             f"AUC: {ranking}; heads on frozen features",
-            "8, paired",
+            "24, paired",
             source,
-            "whole networks without that gain (not run yet)",
+            "whole networks at full size without that gain (not run yet)",
             f"balanced accuracy {noisy_power}; macro AUC {ranking_power}",
         ),
         Claim(
             "`ccl-forward` against stopping early",
             f"the same, minus hard labels for ten epochs: {short}",
-            "8, paired",
+            "24, paired",
             source,
             "an interval that includes zero",
             short_power,
@@ -232,7 +233,7 @@ def soft_label_claims() -> list[Claim]:
         Claim(
             "On clean labels `ccl-forward` keeps the ranking of hard labels",
             f"macro AUC minus hard labels: {trusted}; area under risk-coverage: {risk}",
-            "8, paired",
+            "24, paired",
             clean,
             "a macro AUC more than 0.3 points below",
             f"macro AUC {trusted_power}; area {risk_power}",
