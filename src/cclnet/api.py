@@ -115,7 +115,10 @@ def train(
     if own.folds:
         return _train_folds(own, Path(folder), options, executor, summary)
     if executor is not None:
-        raise InputError("an executor trains the folds of a run: give folds, too, such as --folds 5.")
+        raise InputError(
+            "--parallel, --executor and --shard (executor= in Python) say where folds are trained: give folds, too, "
+            "such as --folds 5."
+        )
     from cclnet.training import loop
     from cclnet.training.setup import is_rank_zero
 
