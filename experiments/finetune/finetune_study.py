@@ -2,10 +2,12 @@
 
     python experiments/finetune/finetune_study.py tune isic --data isic=ISIC2018 --weights WEIGHTS --parallel 4
     python experiments/finetune/finetune_study.py aptos brain --data aptos=APTOS --data brain=BRAIN --weights WEIGHTS
+    python experiments/finetune/finetune_study.py isic --tta --data isic=ISIC2018 --weights WEIGHTS
     python experiments/finetune/finetune_study.py --tables-only --results results/finetune
 
 WEIGHTS is a folder of NAME.safetensors, one per timm model; without it timm's hub is used. Cells that have a result
-are skipped, so the same command continues after an interruption.
+are skipped, so the same command continues after an interruption. ``--tta`` trains nothing: the finished runs predict
+once more, with test-time augmentation.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
 from cclnet.data.cache import decode
 from cclnet.data.sources import open_data
@@ -31,17 +35,22 @@ from cclnet.files import make_folder, read_json, write_json, write_whole
 from cclnet.presets import preset_file
 from cclnet.pretrained import input_settings
 from cclnet.runs.folder import RunFolder
-from cclnet.runs.kept_result import KeptResult
+from cclnet.runs.kept_result import KeptResult, predictions_path, write_kept_predictions
 from cclnet.runs.predictions import Predictions, read_predictions
 from cclnet.runs.provenance import origin
 from cclnet.settings import Settings, SplitSettings, make_settings, merge_layers, read_settings
-from cclnet.sweep.cells import IGNORED_SETTINGS, Cell, SweepOptions, SweepSummary, parse_shard
+from cclnet.sweep.cells import IGNORED_SETTINGS, Cell, SweepContext, SweepOptions, SweepSummary, parse_shard
 from cclnet.sweep.executors import run_sweep
 from cclnet.sweep.results import read_results
+from cclnet.training.setup import make_fabric, make_network, prepare_data
+from cclnet.training.validate import Tester, predictions
 
 FOLDS = 5
 # Preset best trains all folds in one run; here every fold is a cell, and single models predict without TTA.
 BEST: dict[str, Any] = {"preset": "best", "changes": {"folds": 0, "tta": "none"}}
+TTA_VIEWS = "flips"  # as in preset best
+# Models whose probabilities are averaged.
+MEMBERS = {"isic": ("lite4-tta", "lite2-tta", "lite0-tta"), "aptos": ("lite2", "lite0")}
 STUDIES = ("tune", "isic", "aptos", "brain")
 # Input of the backbones: lite4's weights were trained at 300 pixels; the images have a short side of 256.
 SIZES = {"tf_efficientnet_lite4": 300, "tf_efficientnet_lite2": 260}
@@ -126,27 +135,24 @@ def start_settings(backbone: str, weights: Path | None) -> dict[str, Any]:
 
 def runs_of(study: str, folds: int = FOLDS) -> Iterator[Run]:
     """The runs of a study, in the order in which they are worth most."""
+    lite4, lite2 = BEST | {"backbone": "tf_efficientnet_lite4"}, BEST | {"backbone": "tf_efficientnet_lite2"}
     if study == "tune":
         yield from (Run("tune", name, changes=changes) for name, changes in TUNE.items())
     elif study == "brain":
         yield from (Run("brain", "lite0", seed=seed) for seed in (0, 1, 2))
     elif study == "aptos":
-        for seed in (0, 1, 2):
+        for seed in (0, 1):
             yield from (Run("aptos", "lite0", fold=fold, seed=seed) for fold in range(folds))
+            yield from (Run("aptos", "lite2", fold=fold, seed=seed, **lite2) for fold in range(folds))
     else:
-        lite4, lite2 = BEST | {"backbone": "tf_efficientnet_lite4"}, BEST | {"backbone": "tf_efficientnet_lite2"}
-        rows: dict[str, Any] = {"lite4": lite4, "lite0": {}, "paper": {"preset": "paper"}}
-        for model, options in rows.items():
-            yield from (Run("isic", model, fold=fold, **options) for fold in range(folds))
-        # The members of the ensembles predict with test-time augmentation.
-        for seed in (0, 1, 2):
-            yield from (Run("isic", "lite4-tta", fold=fold, seed=seed, **with_tta(lite4)) for fold in range(folds))
-        for model, options in (("lite2-tta", lite2), ("lite0-tta", {})):
-            yield from (Run("isic", model, fold=fold, **with_tta(options)) for fold in range(folds))
-
-
-def with_tta(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {**options, "changes": {**options.get("changes", {}), "tta": "turns"}}
+        models: dict[str, Any] = {"lite4": lite4, "lite2": lite2, "lite0": {}}
+        # The first fold of every model first, so that the compiler cache is filled for the others.
+        yield from (Run("isic", model, fold=0, **options) for model, options in models.items())
+        for model, options in models.items():
+            yield from (Run("isic", model, fold=fold, **options) for fold in range(1, folds))
+        for seed in (1, 2):
+            yield from (Run("isic", "lite4", fold=fold, seed=seed, **lite4) for fold in range(folds))
+        yield from (Run("isic", "paper", preset="paper", fold=fold) for fold in range(folds))
 
 
 def tuning_options(study: str, data: Mapping[str, str]) -> dict[str, Any]:
@@ -187,10 +193,16 @@ def run(options: argparse.Namespace, console: Console) -> SweepSummary:
     wanted = [own for study in options.studies for own in runs_of(study, 2 if options.smoke else FOLDS)]
     cells = [own.cell(data, options.weights, options.smoke) for own in wanted]
     cells = [cell for cell in cells if not options.only or any(word in cell.name for word in options.only.split(","))]
+    if options.compile:
+        cells = [replace(cell, settings=replace(cell.settings, compile=True)) for cell in cells]
     sweep = SweepOptions(
         out=options.out, results=options.results, max_minutes=options.max_minutes, parallel=options.parallel,
         shard=parse_shard(options.shard), accelerator=options.accelerator, cache_dir=options.cache_dir,
+        stall_minutes=options.stall_minutes,
     )  # fmt: skip
+    if options.tta:
+        predict_again(cells, sweep.context(began), console)
+        return SweepSummary()
     for settings in _distinct_inputs(cells):  # once, before several processes need the same images
         table = open_data(settings.data, settings)
         if not isinstance(table.images, np.ndarray):
@@ -199,6 +211,43 @@ def run(options: argparse.Namespace, console: Console) -> SweepSummary:
     summary = run_sweep(cells, sweep, requested, console, began)
     console.print(summary.text(), highlight=False, markup=False)
     return summary
+
+
+def predict_again(cells: Sequence[Cell], context: SweepContext, console: Console) -> None:
+    """Let the finished runs of the cells predict with test-time augmentation, and keep that beside their results."""
+    for cell in cells:
+        result, run = context.result(cell), context.run_folder(cell)
+        kept = tta_path(result)
+        if not result.exists() or not run.weights.exists() or predictions_path(kept).exists():
+            continue
+        began = time.monotonic()
+        settings = replace(run.read_settings(), cache_dir=str(context.cache_dir) if context.cache_dir else "")
+        fabric = make_fabric(settings, accelerator=context.accelerator)
+        data = prepare_data(settings, run, fabric, progress=False)
+        network = make_network(settings, data, resumed=True)
+        network.classifier.shipped.load_state_dict(load_file(run.weights))
+        classifier = network.classifier.to(fabric.device, memory_format=torch.channels_last)
+        mean, std = (torch.tensor(own, device=fabric.device) for own in (settings.input_mean, settings.input_std))
+        rows = np.flatnonzero(data.splits != "train")
+        logits = Tester(settings, data, rows, fabric, mean, std, TTA_VIEWS).logits(classifier)
+        make_folder(kept.parent)
+        write_kept_predictions(kept, predictions(data, rows, logits))
+        console.print(f"{cell.name}: predicted with {TTA_VIEWS}, {time.monotonic() - began:.1f} s", highlight=False)
+
+
+def tta_path(result: Path) -> Path:
+    """Beside what the predictions with test-time augmentation of a result are kept."""
+    return result.parent / "tta" / result.name
+
+
+def with_tta(results: Sequence[KeptResult]) -> list[KeptResult]:
+    """The results, and those of the same runs with test-time augmentation as results of a model NAME-tta."""
+    augmented = [
+        replace(result, path=tta_path(result.path), keys={**result.keys, "model": f"{result.keys['model']}-tta"})
+        for result in results
+        if predictions_path(tta_path(result.path)).exists()
+    ]
+    return [*results, *augmented]
 
 
 def _distinct_inputs(cells: Sequence[Cell]) -> list[Settings]:
@@ -276,6 +325,12 @@ def timm_rows(folder: Path) -> Iterator[Row]:
                   first["commit"], first["versions"])  # fmt: skip
 
 
+def on_the_images_of(row: Row, other: Row) -> Row:
+    """The part of a row that another one predicts too, for a comparison on equal terms."""
+    chosen = np.flatnonzero(np.isin(row.predictions.images, other.predictions.images))
+    return replace(row, name=f"{row.name}, the images of the timm loop", predictions=row.predictions.select(chosen))
+
+
 def score(row: Row, scratch: Path) -> dict[str, Any]:
     """The scores of a row with 95% intervals over groups."""
     folder = RunFolder(scratch / row.name.replace(" ", "-"))
@@ -306,7 +361,7 @@ def quadratic_kappa(labels: Any, grades: Any) -> float:
 
 
 def rows_of(results: Sequence[KeptResult]) -> dict[str, list[KeptResult]]:
-    """The rows of the table: each model with seed 0; its seeds together; lite4 with lite2 and lite0, all with TTA."""
+    """The rows of the table: each model with seed 0; its seeds together; all models of a data set."""
     rows: dict[str, list[KeptResult]] = {}
     for result in results:
         study, model, seed = (result.keys[key] for key in ("study", "model", "seed"))
@@ -314,8 +369,9 @@ def rows_of(results: Sequence[KeptResult]) -> dict[str, list[KeptResult]]:
             rows.setdefault(f"{study} {model}", []).append(result)
         if study != "tune":
             rows.setdefault(f"{study} {model}, ensemble of seeds", []).append(result)
-        if study == "isic" and model in ("lite4-tta", "lite2-tta", "lite0-tta") and seed == 0:
-            rows.setdefault("isic lite4 + lite2 + lite0 with TTA, ensemble", []).append(result)
+        if model in MEMBERS.get(study, ()) and seed == 0:
+            names = " + ".join(MEMBERS[study])
+            rows.setdefault(f"{study} {names}, ensemble", []).append(result)
     return {name: own for name, own in rows.items() if "ensemble" not in name or len(own) > _folds(own)}
 
 
@@ -325,7 +381,9 @@ def _folds(results: Sequence[KeptResult]) -> int:
 
 def write_tables(results: Path, timm_loops: Path, scratch: Path) -> Path:
     """Write scores.json and scores.md of all results, and return the page."""
-    rows = [score(row, scratch) for row in (*study_rows(read_results(results)), *timm_rows(timm_loops))]
+    own, loops = list(study_rows(with_tta(read_results(results)))), list(timm_rows(timm_loops))
+    same = [on_the_images_of(row, loop) for loop in loops for row in own if row.name == "isic lite0"]
+    rows = [score(row, scratch) for row in (*own, *same, *loops)]
     if not rows:
         raise InputError(f"{results} has no results yet.")
     write_json(results / "scores.json", {"rows": rows, **origin(rows[0]["device"])})
@@ -367,6 +425,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-minutes", type=float, default=0.0)
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--cache-dir", type=Path)
+    parser.add_argument("--stall-minutes", type=float, default=10.0)
+    parser.add_argument("--compile", action="store_true", help="for many runs of one backbone, also if each is short")
+    parser.add_argument("--tta", action="store_true", help="predict again with test-time augmentation")
     parser.add_argument("--smoke", action="store_true", help="tiny settings on synthetic images")
     parser.add_argument("--tables-only", action="store_true")
     options = parser.parse_args(words)

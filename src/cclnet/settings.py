@@ -295,7 +295,9 @@ class Settings(DataOptions):
     seed: int = setting(0, "Seed of weights, batches and augmentation.", low=0, synonyms=("random_state",))
     precision: str = setting("auto", "auto is bf16 on a GPU that supports it, else float32.",
                              choices=("auto", "32", "bf16", "64"), synonyms=("dtype", "amp"))  # fmt: skip
-    compile: bool | None = setting(None, "torch.compile and CUDA graphs. Default: on a GPU only.")
+    compile: bool | None = setting(
+        None, "Compile the network. Default: on a GPU, for long runs. False: no CUDA graph either."
+    )
     resident: bool | None = setting(None, "Keep the images on the device. Default: if they fit, else streamed.")
     deterministic: bool = setting(False, "Identical results every time, also on a GPU; slower.")
     validate_every: int = setting(1, "Epochs from one validation to the next.", low=1)

@@ -40,6 +40,7 @@ class CCLForward(Method):
     label_count: Tensor
     prediction_sum: Tensor
     epochs: Tensor
+    label_shares: Tensor  # shares of the classes among the labels, [K]; equal where the counts are unknown
 
     def __init__(
         self,
@@ -64,6 +65,9 @@ class CCLForward(Method):
         self.register_epoch_sum("label_count", size)
         self.register_epoch_sum("prediction_sum", size)
         self.register_buffer("epochs", torch.tensor(0))
+        # A buffer, because a CUDA graph cannot copy from the host. Known from the settings, so it is not saved.
+        shares = torch.full((size,), 1.0 / size, dtype=torch.float64) if classes.counts is None else classes.prior()
+        self.register_buffer("label_shares", shares.clamp(min=RAREST), persistent=False)
 
     def forward(self, features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Loss:
         self.check_labels(logits, labels)
@@ -76,15 +80,9 @@ class CCLForward(Method):
     def accumulate(self, logits: Tensor, labels: Tensor) -> None:
         """Add a batch to the sums of the epoch; weights of the images are ignored."""
         one_hot = torch.eye(self.classes.num_classes, dtype=torch.float64, device=logits.device)
-        self.label_sum.add_(labels_of_predicted(logits, labels, self.label_shares(logits), self.power))
+        self.label_sum.add_(labels_of_predicted(logits, labels, self.label_shares, self.power))
         self.label_count.add_(to_exact_step(functional.rows_of(one_hot, labels)).sum(dim=0))
         self.prediction_sum.add_(to_exact_step(torch.softmax(logits.double(), dim=1)).sum(dim=0))
-
-    def label_shares(self, logits: Tensor) -> Tensor:
-        """Shares of the classes among the labels, [K]; equal where the counts are unknown."""
-        if self.classes.counts is None:
-            return torch.full_like(logits[0], 1.0 / self.classes.num_classes, dtype=torch.float64)
-        return self.classes.prior().to(logits.device).clamp(min=RAREST)
 
     def soft_labels(self) -> Tensor:
         """A [K, K]: row k is how images of class k are labelled."""

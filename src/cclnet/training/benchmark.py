@@ -56,6 +56,8 @@ def benchmark(
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         fabric = make_fabric(settings, accelerator=accelerator)
+        if settings.compile is None:  # a few epochs stand for a long run
+            settings = replace(settings, compile=fabric.device.type == "cuda")
         data = prepare_data(replace(settings, method=methods[0]), RunFolder(scratch), fabric)
         if data.table.multilabel and set(parts) != {"epochs"}:
             raise InputError(
@@ -182,7 +184,7 @@ def _ceiling(settings: Settings, data: PreparedData, accelerator: str) -> float:
     timings of at least half a second."""
     fabric = make_fabric(settings, accelerator=accelerator)
     on_gpu = fabric.device.type == "cuda"
-    compiling = on_gpu if settings.compile is None else settings.compile
+    compiling = bool(settings.compile)
     network = make_network(settings, data).to(memory_format=torch.channels_last)
     optimizer = make_optimizer(settings, network, on_gpu)
     wrapped = fabric.setup_module(compiled(network) if compiling else network)

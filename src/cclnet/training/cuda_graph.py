@@ -1,4 +1,4 @@
-"""torch.compile with a short start-up, and capture of compiled work as a CUDA graph."""
+"""torch.compile with a short start-up, and capture of a training step as a CUDA graph."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ from cclnet.training.feature_statistics import noise_features, statistics_of
 from cclnet.training.setup import (
     PreparedData,
     check_batch_size,
+    compiles,
     make_deterministic,
     make_fabric,
     make_network,
@@ -101,7 +102,7 @@ class Training:
     def __init__(self, settings: Settings, run: RunFolder, fabric: Fabric, data: PreparedData) -> None:
         self.settings, self.run, self.fabric, self.data = settings, run, fabric, data
         on_gpu = fabric.device.type == "cuda"
-        compiling = on_gpu if settings.compile is None else settings.compile
+        compiling = compiles(settings, len(data.rows("train")), on_gpu)
         if compiling:
             torch.compiler.reset()  # earlier runs in this process would use up the limit of versions per function
         resumed = bool(checkpoints(run.checkpoints))
@@ -134,8 +135,8 @@ class Training:
             self.mean,
             self.std,
             compile=compiling,
-            capture=compiling and on_gpu and fabric.world_size == 1,
-            during_warmup=self._plan_convolutions,
+            capture=on_gpu and fabric.world_size == 1 and settings.compile is not False,
+            during_warmup=self._plan_convolutions if compiling else lambda: None,
         )
         self.records: list[dict[str, Any]] = []  # one per epoch, the content of metrics.jsonl
         self.epoch = 0  # completed epochs

@@ -43,6 +43,9 @@ from cclnet.settings import Settings
 from cclnet.training.duration import first_estimate
 
 ACCELERATORS = ("auto", "cpu", "cuda", "gpu")
+# Pixels of a whole training run from which compiling repays its seconds of start-up (10 to 100 s with an empty compiler
+# cache). One H200, ResNet-18, EfficientNet-Lite0 and Lite4 at 224 to 300 px: from 1.9e10 to 3.5e10 (docs/speed.md).
+PIXELS_WORTH_COMPILING = 2e10
 FIRST_PORT, PORTS = 15000, 10000  # range of the rendezvous port under SLURM
 
 
@@ -366,6 +369,17 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     ):
         raise InputError(f"{path} holds no state dict: expected names with tensors.")
     return state
+
+
+def compiles(settings: Settings, images: int, on_gpu: bool) -> bool:
+    """Return whether the network is compiled: as the settings say, by default on a GPU if the run is long enough.
+
+    >>> compiles(Settings(epochs=160), 8012, on_gpu=True), compiles(Settings(epochs=20), 8012, on_gpu=True)
+    (True, False)
+    """
+    if settings.compile is not None:
+        return settings.compile
+    return on_gpu and float(settings.epochs * images) * settings.augment.crop**2 >= PIXELS_WORTH_COMPILING
 
 
 def make_optimizer(settings: Settings, network: CCLNet, on_gpu: bool) -> torch.optim.Optimizer:

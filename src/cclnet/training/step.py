@@ -1,4 +1,5 @@
-"""One training step: augment, forward, backward, clip, update; compiled, and replayed as a CUDA graph on one GPU."""
+"""One training step: augment, forward, backward, clip, update; replayed as a CUDA graph on one GPU, compiled if the run
+is long."""
 
 from __future__ import annotations
 
