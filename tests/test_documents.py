@@ -44,12 +44,13 @@ def test_the_planted_table_is_that_of_the_results() -> None:
         ("similarity.md", "structure", "structure.md", ""),
         ("tables_soft_labels.md", "uses planted", "uses_planted.md", ""),
         ("tables_soft_labels.md", "unsoftened", "unsoftened.md", ""),
-        ("using.md", "uncertainty", "uncertainty.md", ""),
+        ("uncertainty.md", "uncertainty", "uncertainty.md", ""),
         ("tables_paper.md", "prior readings", "prior_readings.md", ""),
         ("using.md", "soft labels summary", "soft_labels/summary.md", ""),
-        ("using.md", "soft labels hypotheses", "soft_labels/hypotheses.md", ""),
-        ("using.md", "soft labels doubts", "soft_labels/doubts.md", ""),
-        ("using.md", "soft labels natural_noise", "soft_labels/natural_noise.md", ""),
+        ("hypotheses.md", "soft labels hypotheses", "soft_labels/hypotheses.md", ""),
+        ("hypotheses.md", "third plan hypotheses", "soft_labels/third_plan/hypotheses.md", ""),
+        ("tables_doubts.md", "soft labels doubts", "soft_labels/doubts.md", ""),
+        ("tables_doubts.md", "soft labels natural_noise", "soft_labels/natural_noise.md", ""),
         *(
             ("tables_label_noise.md", f"{plan} {regime}", f"soft_labels/{folder}{regime}.md", "")
             for plan, folder in (("soft labels", ""), ("first plan", "first_plan/"))
