@@ -25,11 +25,13 @@ import pandas as pd
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from scipy import sparse
 
 from cclnet.data.cache import decode
 from cclnet.data.sources import open_data
 from cclnet.data.split import make_split
 from cclnet.errors import InputError
+from cclnet.evaluation.bootstrap import Statistic, bootstrap, units_of
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.files import make_folder, read_json, write_json, write_whole
 from cclnet.presets import preset_file
@@ -46,6 +48,7 @@ from cclnet.training.setup import make_fabric, make_network, prepare_data
 from cclnet.training.validate import Tester, predictions
 
 FOLDS = 5
+DRAWS = 1000  # of the bootstrap
 # Preset best trains all folds in one run; here every fold is a cell, and single models predict without TTA.
 BEST: dict[str, Any] = {"preset": "best", "changes": {"folds": 0, "tta": "none"}}
 TTA_VIEWS = "flips"  # as in preset best
@@ -337,20 +340,42 @@ def score(row: Row, scratch: Path) -> dict[str, Any]:
     make_folder(folder.path)
     folder.write_predictions(row.predictions)
     scores = evaluate(folder.path)
-    p, y = row.predictions.probabilities, row.predictions.labels
-    balanced = (p / np.maximum(np.array(row.class_counts, dtype=np.float64), 1)).argmax(1)
     overall = {metric: {"value": e.value, "low": e.low, "high": e.high} for metric, e in scores.overall.items()}
+    p, y = row.predictions.probabilities, row.predictions.labels
     return {
         "name": row.name, "images": len(y), "runs": list(row.runs), "overall": overall,
-        "balanced_rule": {"accuracy": float((balanced == y).mean()), "balanced_accuracy": _recalls(y, balanced)},
+        "balanced_rule": balanced_rule(row),
         "expected_grade_kappa": quadratic_kappa(y, np.rint(p @ np.arange(p.shape[1]))),
         "minutes": round(row.seconds / 60, 2), "device": row.device, "commit": row.commit,
         "versions": dict(row.versions),
     }  # fmt: skip
 
 
-def _recalls(labels: Any, chosen: Any) -> float:
-    return float(np.mean([(chosen[labels == k] == k).mean() for k in np.unique(labels)]))
+def balanced_rule(row: Row) -> dict[str, dict[str, float]]:
+    """Accuracy and balanced accuracy of the class with the largest probability divided by its class frequency, with
+    95% intervals over groups."""
+    p, y = row.predictions.probabilities, row.predictions.labels
+    chosen = (p / np.maximum(np.array(row.class_counts, dtype=np.float64), 1)).argmax(axis=1)
+    classes = np.unique(y)
+    shown = (y[:, None] == classes).astype(np.float64)
+    right = shown * (chosen == y)[:, None]
+
+    def scores(totals: Any) -> dict[str, Any]:
+        correct, count = np.split(totals, 2, axis=1)
+        with np.errstate(invalid="ignore", divide="ignore"):  # a draw without a class leaves it out
+            recalls = correct / count
+        return {"accuracy": correct.sum(1) / count.sum(1), "balanced_accuracy": np.nanmean(recalls, axis=1)}
+
+    features = np.hstack([right, shown])
+    value = scores(features.sum(axis=0, keepdims=True))
+    statistic = Statistic(sparse.csr_array(features), scores)
+    draws = bootstrap([statistic], units_of(row.predictions), DRAWS, seed=0)[0]
+    return {
+        name: {
+            "value": float(value[name][0]), "low": float(np.quantile(own, 0.025)),
+            "high": float(np.quantile(own, 0.975)),
+        } for name, own in draws.items()
+    }  # fmt: skip
 
 
 def quadratic_kappa(labels: Any, grades: Any) -> float:
@@ -397,7 +422,7 @@ def write_tables(results: Path, timm_loops: Path, scratch: Path) -> Path:
         auc = row["overall"].get("macro_auroc") or row["overall"].get("auroc_macro")
         kappa = f"{row['expected_grade_kappa']:.3f}" if row["name"].startswith("aptos") else ""
         lines.append(
-            f"| {row['name']} | {row['images']:,} | {row['balanced_rule']['balanced_accuracy']:.3f} | "
+            f"| {row['name']} | {row['images']:,} | {_interval(row['balanced_rule']['balanced_accuracy'])} | "
             f"{_interval(row['overall']['accuracy'])} | {_interval(auc)} | {kappa} | {row['minutes']:.1f} |"
         )
     page = results / "scores.md"

@@ -16,7 +16,18 @@ from cclnet.data.split import make_split
 from cclnet.errors import InputError
 from cclnet.runs.predictions import Predictions
 from cclnet.settings import SplitSettings
-from finetune_study import SIZES, TUNE, pooled, quadratic_kappa, rows_of, runs_of, write_tuning_table
+from finetune_study import (
+    SIZES,
+    TUNE,
+    Row,
+    balanced_rule,
+    on_the_images_of,
+    pooled,
+    quadratic_kappa,
+    rows_of,
+    runs_of,
+    write_tuning_table,
+)
 
 
 def test_every_cell_has_valid_settings_and_a_name_of_its_own() -> None:
@@ -83,3 +94,21 @@ def test_quadratic_kappa_in_closed_form() -> None:
     assert quadratic_kappa(np.array([0, 1, 2, 2]), np.array([0.0, 1.0, 2.0, 2.0])) == 1.0
     # All graded 1: no agreement beyond chance.
     assert quadratic_kappa(np.array([0, 1, 2]), np.ones(3)) == pytest.approx(0.0)
+
+
+def test_the_balanced_rule_divides_by_the_class_frequencies() -> None:
+    p = np.array([[0.8, 0.2], [0.95, 0.05], [0.7, 0.3], [0.6, 0.4]])
+    found = Predictions(np.array(list("abcd")), np.array([0, 0, 1, 0]), p, ("x", "y"), None, None)
+    row = Row("row", found, (), (90, 10), 0.0, "", None, {})
+    scores = balanced_rule(row)  # chosen: 1, 0, 1, 1
+    assert scores["accuracy"]["value"] == 0.5
+    assert scores["balanced_accuracy"]["value"] == pytest.approx((1 / 3 + 1) / 2)
+    assert scores["balanced_accuracy"]["low"] < 2 / 3 < scores["balanced_accuracy"]["high"]
+
+
+def test_a_row_is_restricted_to_the_images_of_another() -> None:
+    both = pooled([result(0, 0), result(1, 0)])
+    one = pooled([result(1, 0)])
+    rows = [Row("lite0", own, (), (1, 1), 0.0, "", None, {}) for own in (both, one)]
+    same = on_the_images_of(*rows)
+    assert same.predictions.images.tolist() == one.images.tolist() and same.name.startswith("lite0, ")
