@@ -1,4 +1,4 @@
-"""The recipes of docs/loops.md are run as they stand there."""
+"""The recipes of docs/loops.md and docs/frameworks.md are run as they stand there."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import torch
 
 from cclnet import CCLNet
 
-PAGE = (Path(__file__).parents[1] / "docs" / "loops.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in ("loops.md", "frameworks.md"))
 
 
 def recipe(name: str) -> dict[str, Any]:
     """The names that the marked block of code defines."""
     found = re.search(rf"<!-- {name}: run by the tests -->\n```python\n(.*?)```", PAGE, re.DOTALL)
-    assert found, f"docs/loops.md has no block marked '{name}: run by the tests'"
+    assert found, f"neither page has a block marked '{name}: run by the tests'"
     names: dict[str, Any] = {}
-    exec(compile(found[1], f"docs/loops.md, {name}", "exec"), names)
+    exec(compile(found[1], f"block {name}", "exec"), names)
     return names
 
 
