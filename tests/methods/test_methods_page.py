@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from cclnet.evaluation.metrics import find, unregister
 from cclnet.methods import METHODS, Classes, build_method, method_settings, when_to_use
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE, ALL_METHODS = ((DOCS / name).read_text(encoding="utf-8") for name in ("methods.md", "methods_all.md"))
+PAGE, ALL_METHODS, EXTEND = (
+    (DOCS / name).read_text(encoding="utf-8") for name in ("methods.md", "methods_all.md", "extend.md")
+)
 ROWS = {
     name: line
     for line in ALL_METHODS.splitlines()
@@ -41,12 +44,21 @@ def test_no_row_is_about_a_method_that_is_not_there() -> None:
 
 
 def test_the_example_of_adding_a_method_works() -> None:
-    code = PAGE.partition("## Add a method")[2].partition("```python\n")[2].partition("```")[0]
+    code = EXTEND.partition("## A method")[2].partition("```python\n")[2].partition("```")[0]
     try:
-        exec(compile(code, "docs/methods.md", "exec"), {"__name__": "example"})
+        exec(compile(code, "docs/extend.md", "exec"), {"__name__": "example"})
         assert method_settings("penalised") == {"penalty": 0.01}
         method = build_method("penalised", Classes(3, 4))
         loss = method(torch.zeros(2, 4), torch.ones(2, 3), torch.tensor([0, 1]))
         assert sorted(loss.terms) == ["cross_entropy", "penalty"]
     finally:
         METHODS.pop("penalised", None)
+
+
+def test_the_example_of_adding_a_metric_works() -> None:
+    code = EXTEND.partition("## A metric")[2].partition("```python\n")[2].partition("```")[0]
+    try:
+        exec(compile(code, "docs/extend.md", "exec"), {"__name__": "example"})
+        assert find("error_rate").higher_is_better is False
+    finally:
+        unregister("error_rate")
