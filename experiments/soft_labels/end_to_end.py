@@ -46,7 +46,7 @@ from cclnet.settings import make_settings, merge_layers, read_settings
 from cclnet.sweep.cells import IGNORED_SETTINGS, Cell, SweepOptions, SweepSummary
 from cclnet.sweep.executors import run_sweep
 from cclnet.sweep.results import read_results
-from cclnet.training.setup import PreparedData, test_short_side
+from cclnet.training import setup
 from noisy_tasks import CLASSES, Integers, chosen_groups, noise_matrix, read_labels
 
 RATES = {"noise40": 0.4, "clean": 0.0, "noise20": 0.2}
@@ -159,7 +159,7 @@ def decode_inputs(cells: Sequence[Cell], cache_dir: Path | None) -> None:
     for settings in distinct.values():
         table = open_data(settings.data, settings)
         images = decode(table, settings.short_side, cache_dir=cache_dir)
-        side = test_short_side(settings, PreparedData(table, make_split(table, settings.split), images))
+        side = setup.test_short_side(settings, setup.PreparedData(table, make_split(table, settings.split), images))
         if side != settings.short_side:
             decode(table, side, cache_dir=cache_dir)
 

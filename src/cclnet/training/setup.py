@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch._inductor.config
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import (
     ClusterEnvironment,
@@ -84,6 +85,8 @@ def make_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+    if hasattr(torch._inductor.config, "deterministic"):  # else the compiler chooses between kernels by their time
+        torch._inductor.config.deterministic = True
 
 
 @dataclass(frozen=True)
