@@ -140,7 +140,7 @@ def save(name: str, *parts: Image.Image) -> None:
 def take_pictures(browser: Browser) -> None:
     report, comparison = ((WORK / name).as_uri() for name in ("skin-lesions/report.html", "compared/comparison.html"))
     page = opened(browser, report, 1200)
-    save("report", part(page, "", 600), part(page, "#confusion", 1020))
+    save("report", part(page, "", 600), part(page, "#confusion", 632))  # whole sections: none is cut
     save("soft_labels", part(page, "#soft-labels", 640))
     save("report_narrow", part(opened(browser, report, 400), "", 1100))
     page = opened(browser, report, 794, media="print")  # A4 at 96 dots per inch
