@@ -370,17 +370,17 @@ def other_pages() -> dict[str, dict[str, Sequence[Value]]]:
         },
         "docs/training.md": {
             "8 minutes": [whole["minutes"]],
-            "macro AUROC 0.953 (95% interval 0.944 to 0.961)": [
+            "0.953 [0.944, 0.961]": [
                 whole["scores"]["macro_auroc"][key] for key in ("value", "low", "high")
             ],
-            "accuracy 0.804": [whole["scores"]["accuracy"]["value"]],
+            "0.804": [whole["scores"]["accuracy"]["value"]],
             "0.592": [whole["scores"]["balanced_accuracy"]["value"]],
             "0.735": [whole["rules"]["balanced"]["balanced_accuracy"]["value"]],
             "2.4 minutes": [quick["cpu_minutes"]],
-            "macro AUROC 0.870 (95% interval 0.861 to 0.878)": [
+            "0.870 [0.861, 0.878]": [
                 scores["macro_auroc"][key] for key in ("value", "low", "high")
             ],
-            "accuracy 0.721": [scores["accuracy"]["value"]],
+            "0.721": [scores["accuracy"]["value"]],
             "0.237": [scores["balanced_accuracy"]["value"]],
             "0.367": [quick["rules"]["balanced"]["balanced_accuracy"]["value"]],
         },
@@ -627,6 +627,7 @@ def problems() -> list[str]:
         "docs/method.md": method_page(),
         "docs/reproduce.md": reproduce_page(),
         "docs/reproduce_head.md": reproduce_page(),
+        "docs/protocol.md": reproduce_page(),
         "docs/tables_paper.md": reproduce_page(),
     }
     known = dict(pages())
@@ -652,7 +653,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     ),
     "docs/multilabel.md": ("above 0.8",),
     "docs/method.md": ("softness 0.5519",),
-    "docs/reproduce.md": (
+    "docs/protocol.md": (
         "momentum 0.9", "weight decay 0.0001", "rate 0.1", "and 0.0005 for the head", "multiplied by 0.1",
     ),
     "docs/reproduce_head.md": ("From 0.0005 to 0.05", "At 0.0001", "At 0.0005", "collapse point is 0.552"),

@@ -22,6 +22,7 @@ import reference_pages
 ROOT = Path(__file__).parents[1]
 CARDS = ROOT / "src" / "cclnet" / "methods"
 LINK = re.compile(r"(\]\(|<img src=\")([^)#\s\"]+)(#[^)\s]*)?")
+NAME = re.compile(r"<code>(-{0,2}[a-z0-9_]+(?:-[a-z0-9_]+)+)</code>")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 
 # Files of the repository that are pages of the site, by their place in the site.
@@ -82,6 +83,11 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
     parts = CODE.split(markdown)
     return "".join(part if i % 2 else LINK.sub(rewritten, part) for i, part in enumerate(parts))
+
+
+def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
+    """Mark names in code that have a hyphen, such as ccl-forward and --group-regex: a line must not end inside of them."""
+    return NAME.sub(r'<code class="name">\1</code>', html)
 
 
 def _source(file: File) -> Path | None:
