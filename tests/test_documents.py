@@ -57,6 +57,10 @@ def test_the_planted_table_is_that_of_the_results() -> None:
             for plan, folder in (("soft labels", ""), ("first plan", "first_plan/"))
             for regime in ("noise40", "clean", "noise20", "few20")
         ),
+        *(
+            ("tables_label_noise.md", f"third plan {regime}", f"soft_labels/third_plan/{regime}.md", "")
+            for regime in ("noise40", "clean")
+        ),
         ("tables_label_noise.md", "soft labels few80", "soft_labels/few80.md", ""),
     ],
 )
