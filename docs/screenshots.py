@@ -123,6 +123,13 @@ def part(page: Page, selector: str, height: int) -> Image.Image:
     return Image.open(io.BytesIO(content)).convert("RGB")
 
 
+def section(page: Page, selector: str) -> Image.Image:
+    """A section of a page as a whole, so that no row and no card of it is cut."""
+    box = page.locator(selector).first.bounding_box()
+    assert box is not None
+    return part(page, selector, round(box["height"]) + 24)
+
+
 def save(name: str, *parts: Image.Image) -> None:
     """Strips of a page below each other as a small PNG."""
     picture = Image.new("RGB", (parts[0].width, sum(strip.height for strip in parts)))
@@ -140,13 +147,13 @@ def save(name: str, *parts: Image.Image) -> None:
 def take_pictures(browser: Browser) -> None:
     report, comparison = ((WORK / name).as_uri() for name in ("skin-lesions/report.html", "compared/comparison.html"))
     page = opened(browser, report, 1200)
-    save("report", part(page, "", 600), part(page, "#confusion", 632))  # whole sections: none is cut
-    save("soft_labels", part(page, "#soft-labels", 640))
+    save("report", part(page, "", 600), section(page, "#confusion"))
+    save("soft_labels", section(page, "#soft-labels"))
     save("report_narrow", part(opened(browser, report, 400), "", 1100))
     page = opened(browser, report, 794, media="print")  # A4 at 96 dots per inch
     page.add_style_tag(content="body { padding: 14mm; }")  # the margins of the sheet
     save("report_print", part(page, "", 1123))
-    save("comparison", part(opened(browser, comparison, 1200), "", 1250))
+    save("comparison", part(opened(browser, comparison, 1200), "", 1222))  # ends with a row of the scores
     files = ["-m", "http.server", "--bind", "127.0.0.1", "--directory", "site", str(PORT)]
     with server(*files) as address:  # the search of the site needs a server
         save("site", part(opened(browser, address, 1280), "", 900))
