@@ -22,7 +22,7 @@ import reference_pages
 ROOT = Path(__file__).parents[1]
 CARDS = ROOT / "src" / "cclnet" / "methods"
 LINK = re.compile(r"(\]\(|<img src=\")([^)#\s\"]+)(#[^)\s]*)?")
-NAME = re.compile(r"<code>(-{0,2}[a-z0-9_]+(?:-[a-z0-9_]+)+)</code>")
+NAME = re.compile(r"<code>(-{0,2}[A-Za-z0-9_]+(?:-[A-Za-z0-9_]+)+)</code>")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 
 # Files of the repository that are pages of the site, by their place in the site.
