@@ -86,7 +86,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 
 def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
-    """Mark names in code that have a hyphen, such as ccl-forward and --group-regex: a line must not end inside of them."""
+    """Mark names in code that have a hyphen, such as ccl-forward: a line must not end inside of them."""
     return NAME.sub(r'<code class="name">\1</code>', html)
 
 
