@@ -12,8 +12,10 @@ from PIL import Image
 
 from cclnet.data.identifiers import suspected_ids
 from cclnet.data.sources import open_data
+from cclnet.data.split import make_split
 from cclnet.data.table import ImageTable
 from cclnet.errors import InputError
+from cclnet.settings import SplitSettings
 
 
 def mask(path: Path, size: tuple[int, int] = (12, 16), levels: tuple[int, int] = (0, 255)) -> Path:
@@ -51,6 +53,7 @@ class TestFoldersThatAreNoClasses:
         table = open_data(tmp_path)
         assert labels_of(table) == {"000a": "0", "001a": "1", "002a": "0", "003a": "1"}
         assert table.splits is None
+        assert any("names no image, left out: 1 (test_images)" in problem for problem in table.problems)
 
     def test_formats_beside_a_table(self, tmp_path: Path) -> None:
         """A TCIA set on Kaggle: the same images in two formats, and a label column that no custom knows."""
@@ -159,6 +162,17 @@ class TestColumns:
             rows.append([f"{i}.png", "ab"[i % 2], "TRAIN" if i < 2 else "TEST"])
         assert splits_of(open_data(write_csv(tmp_path / "t.csv", rows))) == ["train", "train", "test", "test"]
 
+    def test_images_in_another_folder(self, tmp_path: Path) -> None:
+        """The error names the option, and with it the only table of the folder is read."""
+        for i in range(4):
+            draw(tmp_path / "scans" / f"{i}a.png", seed=i)
+        rows = [["case", "quality"], *([f"{i}a", "ab"[i % 2]] for i in range(4))]
+        write_csv(tmp_path / "tables" / "all.csv", rows)
+        with pytest.raises(InputError, match="--image-folder"):
+            open_data(tmp_path / "tables")
+        table = open_data(tmp_path / "tables", image_folder=str(tmp_path / "scans"), label_column="quality")
+        assert labels_of(table) == {"0a": "a", "1a": "b", "2a": "a", "3a": "b"}
+
     def test_label_cells_with_stray_spaces(self, tmp_path: Path) -> None:
         rows = [["image", "label"], ["0.png", " a "], ["1.png", "a\u00a0"], ["2.png", "b"]]
         for i in range(3):
@@ -214,6 +228,21 @@ class TestMasks:
                 mask(tmp_path / label / "masks" / f"{label}-{i}.png")
         assert open_data(tmp_path).names == [f"{c}/images/{c}-{i}.png" for c in ("COVID", "Normal") for i in (1, 2)]
 
+    @pytest.mark.parametrize("name", ["{}_masks", "{} mask", "masks_{}"])
+    def test_in_a_folder_named_after_the_class(self, tmp_path: Path, name: str) -> None:
+        for label in ("benign", "malignant"):
+            for i in range(2):
+                draw(tmp_path / label / f"{i}.jpg", seed=i)
+                mask(tmp_path / name.format(label) / f"{i}.png")
+        table = open_data(tmp_path)
+        assert table.classes == ("benign", "malignant") and len(table) == 4
+        assert any("masks, left out" in problem and ": 4 (" in problem for problem in table.problems)
+
+    def test_a_class_named_after_another_is_kept(self, tmp_path: Path) -> None:
+        """Pictures, with the names of those of the other class: the content is that of no mask."""
+        class_folders(tmp_path, {"face": 2, "face mask": 2})
+        assert open_data(tmp_path).classes == ("face", "face mask")
+
     @pytest.mark.parametrize(
         ("size", "levels", "left_out"),
         [
@@ -268,6 +297,9 @@ class TestFilesAlone:
         assert any(
             "no training split, only test and val" in problem and "predict" in problem for problem in table.problems
         )
+        with pytest.raises(InputError, match=r"test, val and no train.*split\.by=class"):
+            make_split(table)
+        assert set(make_split(table, SplitSettings(by="class")).tolist()) == {"train", "val", "test"}
 
 
 class TestIdsInNames:

@@ -78,6 +78,12 @@ def _given_splits(table: ImageTable, settings: SplitSettings) -> SplitNames | No
             "Set by = 'group' or by = 'class' to split its images anew (a given test split is kept)."
         )
     splits = table.splits.astype(_SPLIT_DTYPE)
+    if "train" not in splits:
+        raise InputError(
+            f"split: the {table.source} comes with {listed(sorted(set(splits.tolist())))} and no train. Set by = "
+            "'class' (--set split.by=class) or by = 'group' to split its images anew (a given test split is kept); "
+            "cclnet predict uses the set as it is."
+        )
     if settings.calibration > 0:
         if "calibration" in splits:
             raise InputError(f"split: the {table.source} already has a calibration split; leave calibration at 0.")

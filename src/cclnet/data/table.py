@@ -25,12 +25,13 @@ SPLIT_NAMES = {
 
 
 def listed(names: Sequence[object], limit: int = 8) -> str:
-    """Join the first few of many names.
+    """Join the first few of many names. Bytes that are no UTF-8 are escaped (``\\udcff``), so that files can have them.
 
     >>> listed(["a", "b", "c"], limit=2)
     'a, b and 1 more'
     """
     shown = ", ".join(str(name) for name in names[:limit])
+    shown = shown.encode("utf-8", "backslashreplace").decode()
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from cclnet.data.archives import import_pyarrow
+from cclnet.data.sources.folder_names import split_of_folder
 from cclnet.data.sources.selection import is_excluded, keep
 from cclnet.data.sources.source import (
     Source,
@@ -32,6 +33,7 @@ from cclnet.data.sources.source import (
     images_beside,
     locate,
     plain_files,
+    subfolders,
 )
 from cclnet.data.table import SPLIT_NAMES, ImageTable, listed
 from cclnet.errors import InputError, unknown
@@ -115,6 +117,7 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     others = images_beside(file for several in files for file in several)
     others = [name for file in others if not is_excluded(name := below(root, file), patterns)]
     notes.exclude("images without a row in the table", others)
+    notes.note("folders named like a split, in which the table names no image, left out", _unused(root, files))
     kept = np.flatnonzero(named & labelled & (count == 1))
     paths = [files[i][0] for i in kept]
     if twice := sorted(file for file, times in Counter(paths).items() if times > 1):
@@ -131,12 +134,19 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     return finish(table, notes, options)
 
 
+def _unused(root: Path, files: Sequence[Sequence[str]]) -> list[str]:
+    """Return the folders directly in ``root`` that are named like a split and contain images, but none of ``files``."""
+    used = {below(root, file).partition(os.sep)[0] for several in files for file in several}
+    others = [folder for folder in subfolders(root) if folder.name not in used and split_of_folder(folder.name)]
+    return [folder.name for folder in others if image_files(folder, follow_links=True, first_only=True)]
+
+
 def _find_manifest(path: Path, options: DataOptions) -> Path:
     if path.is_file():
         return path
     columns = {c for c in (options.image_column, options.group_column, options.split_column) if c}
     asked = [file for file in plain_files(path, SUFFIXES) if columns <= set(read_columns(file))]
-    tables = asked if columns else find(path)
+    tables = asked if columns else find(path) or asked  # the names of columns may tell nothing, as may other folders
     if len(tables) != 1:
         found = f"several tables that fit: {listed([t.name for t in tables])}" if tables else "no table that fits"
         raise InputError(f"{path} contains {found}. Give the path of the CSV or Parquet file.")

@@ -19,6 +19,9 @@ _NAMED = re.compile(
     r"(?P<image>.+?)[ _.-]*(mask|masks|seg|segmentation|gt|ground_?truth|annotation|label|roi|contour)s?([ _.-]?\d+)?",
     re.IGNORECASE,
 )
+_PREFIXED = re.compile(
+    r"(mask|seg|segmentation|gt|ground_?truth|annotation|label|roi|contour)s?[ _.-]+(?P<image>.+)", re.IGNORECASE
+)
 _SAMPLE = 48  # candidates that are decoded; all of them only where these disagree
 _NEAR = 16  # grey levels that lossy compression and antialiasing leave around black and white
 _OUTSIDE = 0.02  # share of pixels that may be farther away than that
@@ -26,7 +29,8 @@ _OUTSIDE = 0.02  # share of pixels that may be farther away than that
 
 def find_masks(files: Sequence[str]) -> list[str]:
     """Return the files that are masks of another of the files: named like one (``a_mask.png`` beside ``a.png``,
-    ``masks/a.png`` beside ``images/a.png``), of the same size as that image, and with at most two grey levels."""
+    ``masks/a.png`` beside ``images/a.png``, ``benign_masks/a.png`` beside ``benign/a.png``), of the same size as that
+    image, and with at most two grey levels."""
     images: dict[tuple[str, str], str] = {}
     for file in files:
         folder, name = os.path.split(file)
@@ -72,10 +76,14 @@ def _image_of(file: str, images: dict[tuple[str, str], str], siblings: dict[str,
     named = _NAMED.fullmatch(stem)
     if named and (image := images.get((folder, named["image"]))):
         return image
-    if not is_mask_folder(os.path.basename(folder)):
+    above, own = os.path.split(folder)
+    if is_mask_folder(own):
+        beside = siblings.get(above, [])
+    elif of_class := _NAMED.fullmatch(own) or _PREFIXED.fullmatch(own):
+        beside = [os.path.join(above, of_class["image"])]  # noqa: PTH118
+    else:
         return ""
     stems = [stem, named["image"]] if named else [stem]
-    beside = siblings.get(os.path.dirname(folder), [])
     return next((images[at, of] for at in beside for of in stems if (at, of) in images), "")
 
 

@@ -99,17 +99,18 @@ def finish(table: ImageTable, notes: SourceNotes, options: DataOptions) -> Image
     if options.strict and notes.excluded:
         faults = "".join(f"\n  - {fault}" for fault in notes.excluded)
         raise InputError(f"{table.source} at {table.root}, strict:{faults}\nFix this, or read it without strict.")
-    if odd := [name for name in (*table.classes, *table.names) if not is_utf8(name)]:
-        raise InputError(
-            f"{table.source} at {table.root}: {len(odd):,} names are not UTF-8: {', '.join(map(repr, odd[:3]))}. "
-            "Rename these files or folders, for example with convmv: run files and reports are UTF-8."
-        )
     counts = table.class_counts()
     notes.note("classes without an image, left out", [c for c, n in zip(table.classes, counts, strict=True) if not n])
     table = select(_without_empty_classes(table), notes, options)
+    if odd := [name for name in (*table.classes, *table.names) if not is_utf8(name)]:
+        raise InputError(
+            f"{table.source} at {table.root}: {len(odd):,} names are not UTF-8: {', '.join(map(repr, odd[:3]))}. "
+            "Rename these files or folders, for example with convmv, because run files and reports are UTF-8; or leave "
+            "the files out with exclude (--exclude), where ? stands for any character."
+        )
     if len(table) == 0:
         faults = "; ".join((*notes.excluded, *notes.notes)) or "the table is empty"
-        raise InputError(f"{table.source} at {table.root}: no image has both a file and a label ({faults}).")
+        raise InputError(f"{table.source} at {table.root}: no image is left that has a file and a label ({faults}).")
     table = _without_empty_classes(table)
     if table.num_classes < 2:
         raise InputError(
