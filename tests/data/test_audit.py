@@ -222,6 +222,14 @@ def test_the_command_shows_a_table_and_writes_every_finding(tmp_path, data_folde
     assert written["finding"].str.startswith("exact duplicate across").sum() == 1
 
 
+def test_names_in_the_file_are_no_formulas(tmp_path, data_folder):
+    """A spreadsheet would run the name of an image that begins with a sign."""
+    (data_folder / "a").rename(data_folder / "=a")
+    (data_folder / "=a" / "broken.png").write_text("text")
+    run(data_folder, "--out", tmp_path / "out", "--cache-dir", tmp_path / "cache", "--quiet")
+    assert pd.read_csv(tmp_path / "out" / "audit.csv")["image"].tolist() == ["'=a/broken.png"]
+
+
 def test_the_command_says_when_all_is_well(tmp_path, data_folder):
     result = run(data_folder, "--out", tmp_path / "out", "--cache-dir", tmp_path / "cache")
     assert result.exit_code == 0, result.output

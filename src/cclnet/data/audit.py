@@ -30,6 +30,7 @@ from cclnet.errors import InputError
 from cclnet.files import write_whole
 from cclnet.runs.folder import leaks
 from cclnet.runs.predictions import SPLITS
+from cclnet.runs.spreadsheet import mark_texts
 from cclnet.settings import SplitSettings, read_settings
 
 Rows = npt.NDArray[np.intp]
@@ -163,7 +164,8 @@ class Audit:
     leaks: pd.DataFrame | None  # result of cclnet.runs.folder.leaks for the split, None without groups
 
     def write(self, path: str | Path) -> None:
-        write_whole(path, self.findings.to_csv(index=False, lineterminator="\n"))
+        cells = {column: mark_texts(self.findings[column]) for column in self.findings}
+        write_whole(path, pd.DataFrame(cells).to_csv(index=False, lineterminator="\n"))
 
 
 def audit(
