@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -22,23 +23,27 @@ def verify(
 ) -> None:
     """Compare the files of PATH with their checksums: ok, changed, missing, or not covered. Exit code 1 on a fault."""
     from cclnet.data.cache import find_stores, verify_stores
-    from cclnet.runs.checksums import accept_folder, verify_folder
+    from cclnet.runs.checksums import accept_folder, has_checksums, verify_folder
 
     if not path.is_dir():
         raise InputError(f"{path} is not a folder: give a run, an exported model, or a folder of decoded images.")
     stores = find_stores(path)
-    if accept and stores:
+    if accept and stores and not has_checksums(path):
         raise InputError(f"{path} holds decoded images: remove a damaged folder, and they are decoded again.")
     if accept:
         accept_folder(path)
     console, faults, files = Console(), 0, 0
-    for name, state in verify_stores(stores) if stores else verify_folder(path):
+    # Of a cache its stores alone; of a run with decoded images inside both.
+    in_folder = () if stores and not has_checksums(path) else verify_folder(path)
+    for name, state in itertools.chain(verify_stores(stores), in_folder):
         kind, _, detail = state.partition(": ")
         shown = f"[{COLOURS[kind]}]{kind:>11}[/]  {escape(f'{name}: {detail}' if detail else name)}"
         console.print(shown, highlight=False, soft_wrap=True)
         files, faults = files + 1, faults + (kind in FAULTS)
     if not files:
         raise InputError(f"{path} holds no file of a run, an exported model or a cache. Give the folder that does.")
-    console.print(f"{files} {'image stores' if stores else 'files'}, {faults} with a fault", highlight=False)
+    counts = {"image stores": len(stores), "files": files - len(stores)}
+    checked = " and ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    console.print(f"{checked}, {faults} with a fault", highlight=False)
     if faults:
         raise typer.Exit(1)

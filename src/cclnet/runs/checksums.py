@@ -15,6 +15,7 @@ after a kill at any moment the old file or the new one is accepted.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -155,7 +156,7 @@ def _state(path: Path, sums: _Sums, content: bytes | None = None) -> str:
 
 
 def verify_folder(folder: Path) -> Iterator[tuple[str, str]]:
-    """The name and state of each file of a run or an export, also of its checkpoints and of exports in it."""
+    """The name and state of each file of a run or an export, also of its checkpoints, and of runs and exports in it."""
     for part in _folders(folder):
         sums = _read(part)
         present = {path.name for path in part.iterdir() if not path.is_dir() and path.name != FILE_NAME}
@@ -175,6 +176,12 @@ def accept_folder(folder: Path) -> None:
         _write(part, _Sums({path.name: file_digest(path) for path in covered if path.is_file()}))
 
 
+def has_checksums(folder: Path) -> bool:
+    """Whether a SHA256SUMS is in the folder or below it."""
+    return any((path / FILE_NAME).is_file() for path in _folders(folder))
+
+
 def _folders(folder: Path) -> list[Path]:
-    inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    """The folder, and those at any depth below it that have checksums or checkpoints: folds, sweeps, exports in it."""
+    inside = sorted(Path(path) for path, _, _ in os.walk(folder))[1:]
     return [folder, *(path for path in inside if path.name == "checkpoints" or (path / FILE_NAME).is_file())]
