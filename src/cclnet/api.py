@@ -21,9 +21,11 @@ def run_settings(
     settings: Mapping[str, Any],
     preset: str = "",
     announce: bool = False,
+    check: bool = False,
 ) -> Settings:
     """The settings of a run: of a preset or a recipe file if given, of the embedded demo without data, else of the
-    preset that fits; overridden by ``settings``. ``announce`` prints what was chosen and why.
+    preset that fits; overridden by ``settings``. ``announce`` prints what was chosen and why; ``check`` refuses data
+    that does not exist and options that cannot read any.
 
     >>> run_settings("images", None, {"epochs": 10, "augment": {"crop": 64}}, "paper").augment.crop
     64
@@ -34,14 +36,26 @@ def run_settings(
         current_names(read_settings(recipe)) if recipe else {}, {"data": data} if data else {}, current_names(settings)
     )
     if not preset and (recipe or not data):
-        return make_settings({} if recipe else demo(), given)
+        own = make_settings({} if recipe else demo(), given)
+        if check:
+            _check_data(own)
+        return own
     from cclnet.training.checks import check_names
 
-    check_names(given)  # before timm is imported and the hub is asked for weights, which takes seconds
+    # Before timm is imported and the hub is asked for weights, which takes seconds.
+    check_names(given)
+    if check:
+        _check_data(make_settings({"short_side": 65536}, given))
     choice = choose_preset(preset, given)
     if announce:
         _announce(choice.line)
     return make_settings(choice.settings, given)
+
+
+def _check_data(settings: Settings) -> None:
+    from cclnet.data.sources import check_data
+
+    check_data(settings.data, settings)
 
 
 def _announce(line: str) -> None:
@@ -93,7 +107,7 @@ def train(
     cache_dir = settings.pop("cache_dir", None)
     if resume is None:
         # Before pandas and torch are imported, which takes seconds.
-        chosen = run_settings(data, recipe, settings, preset, announce=progress)
+        chosen = run_settings(data, recipe, settings, preset, announce=progress, check=True)
         from cclnet.runs.folder import RunFolder, free_name
         from cclnet.training.checks import check_settings
 

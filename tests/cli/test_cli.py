@@ -158,6 +158,13 @@ def test_verify_names_each_file_and_fails_on_a_fault(tmp_path: Path) -> None:
     assert done.exit_code == 1 and "changed  model.json" in done.output and "missing  checkpoints/epoch" in done.output
     done = invoke("verify", tmp_path, "--accept")
     assert done.exit_code == 0 and "ok  model.json" in done.output and "missing" not in done.output
+    folds = tmp_path / "runs" / "fold-0"  # as of cross-validation: at any depth
+    (folds / "checkpoints").mkdir(parents=True)
+    write_covered(folds / "checkpoints" / "epoch-000001-step-00000000.pt", b"state")
+    assert invoke("verify", tmp_path).exit_code == 0
+    (folds / "checkpoints" / "epoch-000001-step-00000000.pt").write_bytes(b"stale")
+    done = invoke("verify", tmp_path)
+    assert done.exit_code == 1 and "changed  runs/fold-0/checkpoints/epoch-000001" in done.output
     assert "not a folder" in refused("verify", tmp_path / "nothing")
     (tmp_path / "images").mkdir()
     assert "images holds no file of a run" in refused("verify", tmp_path / "images")
@@ -195,6 +202,37 @@ def test_help_and_settings_errors_do_not_import_torch(words: list[str], code: in
 def test_a_synonym_as_an_option_names_the_setting() -> None:
     assert "did you mean 'lr'" in refused("train", "synthetic", "--learning-rate", "0.1")
     assert "did you mean 'epochs'" in refused("compare-methods", "synthetic", "--num-epochs", "3")
+
+
+def test_options_may_be_written_as_the_settings_are() -> None:
+    assert "did you mean 'lr'" in refused("train", "synthetic", "--learning_rate", "0.1")
+    assert "batch_size must be at least" in refused("compare_methods", "synthetic", "--batch_size", "0")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["nosuch"], "nosuch does not exist"),
+        (["synthetic:images=999999999999"], "Make fewer or smaller ones"),
+        (["synthetic", "--group-regex", "("], "not a regular expression"),
+        (["synthetic", "--merge-labels", "nosuch.csv"], "no table of classes to merge at nosuch.csv"),
+        (["synthetic", "--source", "folder"], "did you mean 'folders'"),
+        (["wide.csv"], "20,001 columns"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "compare-methods"])
+def test_data_is_refused_before_torch_is_imported(tmp_path: Path, command: str, words: list[str], reason: str) -> None:
+    """Torch, timm and the question to the hub take seconds."""
+    (tmp_path / "wide.csv").write_text(",".join(f"c{i}" for i in range(20_001)) + "\n")
+    script = (
+        f"import sys; sys.argv = ['cclnet', {command!r}, *{words}]\n"
+        "from cclnet.cli import main\n"
+        "try: main()\n"
+        "finally: print({'torch', 'timm'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and reason in done.stderr, done.stderr
+    assert done.stdout.strip() == "set()"
 
 
 def test_settings_errors_come_before_heavy_imports() -> None:

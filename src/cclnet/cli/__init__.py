@@ -24,8 +24,10 @@ from cclnet.schema import rules
 from cclnet.settings import DataOptions, Settings, default_text, merge_layers, parse_overrides
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
-)
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown",
+    # --batch_size is --batch-size: settings are written with underscores in files and with --set.
+    context_settings={"token_normalize_func": lambda name: name.replace("_", "-")},
+)  # fmt: skip
 
 # Arguments and options of several commands.
 SOURCES = "Folder, CSV, Parquet, tar, .npz, medmnist:NAME or synthetic."

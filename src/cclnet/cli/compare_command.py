@@ -51,7 +51,7 @@ def compare_methods(
     """
     from cclnet.api import run_settings
 
-    chosen = run_settings(data or None, recipe, settings, preset, announce=True)
+    chosen = run_settings(data or None, recipe, settings, preset, announce=True, check=True)
     from cclnet.sweep import compare_methods as sweep
     from cclnet.sweep.cells import Executor
 

@@ -36,7 +36,7 @@ def tune(
     """
     from cclnet.api import run_settings
 
-    chosen = run_settings(data or None, recipe, settings, preset, announce=True)
+    chosen = run_settings(data or None, recipe, settings, preset, announce=True, check=True)
     from cclnet.sweep import tune as search
     from cclnet.sweep.cells import choose_executor
 

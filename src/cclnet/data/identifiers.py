@@ -22,6 +22,14 @@ _LEAST_SHARED = 0.3  # share of the images that share their id with another
 _LEAST_PURITY = 0.8  # share of the images with the most common label of their id, where no word says that it is an id
 
 
+def compile_regex(pattern: str) -> re.Pattern[str]:
+    """Return the expression of group_regex, compiled."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise InputError(f"group_regex '{pattern}' is not a regular expression: {error}.") from error
+
+
 def groups_by_regex(names: Sequence[str], pattern: str) -> list[str]:
     """Return the id in each name: the groups of the expression joined by "_", or the match if it has none; "" where
     nothing matches.
@@ -29,10 +37,7 @@ def groups_by_regex(names: Sequence[str], pattern: str) -> list[str]:
     >>> groups_by_regex(["train/person12_virus_3.jpeg", "other.png"], r"person(\\d+)")
     ['12', '']
     """
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise InputError(f"group_regex '{pattern}' is not a regular expression: {error}.") from error
+    compiled = compile_regex(pattern)
     matches = [compiled.search(name) for name in names]
     if not any(matches):
         raise InputError(f"group_regex '{pattern}' matches no image name; names are like {listed(names, 3)}.")

@@ -6,13 +6,17 @@ import contextlib
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cclnet.data.sources import folders, isic, manifest, medmnist, parquet_images, webdataset
+from cclnet.data.sources.selection import check_options
 from cclnet.data.sources.source import Source, SourceNotes, below, finish, image_files, plain_files, subfolders
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, unknown
 from cclnet.settings import DataOptions, build_settings
+
+if TYPE_CHECKING:
+    from cclnet.data.synthetic import MultilabelSettings, SyntheticSettings
 
 __all__ = ["SOURCES", "Source", "open_data"]
 
@@ -50,16 +54,37 @@ def open_data(path: str | Path, options: DataOptions | None = None, **named: Any
     path = Path(path).expanduser()
     if not os.path.exists(path):  # noqa: PTH110 (Path.exists raises an error for names that are too long)
         if kind in ("synthetic", "synthetic-multilabel"):
-            made = _synthetic(kind, rest)
+            made = _synthetic(_synthetic_settings(kind, rest))
             return finish(made, SourceNotes(), options) if options.selects else made
         if kind == "medmnist":
             path = medmnist.download(rest)
     return _choose(path, options).read(path, options)
 
 
+def check_data(data: str | Path, options: DataOptions) -> None:
+    """Refuse what needs no look at the images, before others load what they need: data that does not exist, settings
+    of a synthetic set, a table with too many columns, and options that name nothing."""
+    path, (kind, _, rest) = Path(data).expanduser(), str(data).partition(":")
+    if os.path.exists(path):  # noqa: PTH110
+        is_table = path.suffix.lower() in manifest.SUFFIXES and path.is_file()
+        if is_table and len(manifest.read_columns(path)) > manifest.MAX_COLUMNS:
+            manifest.read_sheet(path)  # which refuses it, with the number
+    elif kind in ("synthetic", "synthetic-multilabel"):
+        _synthetic_settings(kind, rest)
+    elif kind != "medmnist":
+        raise _does_not_exist(path)
+    if options.source and options.source not in SOURCES:
+        raise unknown("source", options.source, SOURCES)
+    check_options(options)
+
+
+def _does_not_exist(path: Path) -> InputError:
+    return InputError(f"{str(path)[:200]} does not exist. {_supported()}")
+
+
 def _choose(path: Path, options: DataOptions) -> Source:
     if not os.path.exists(path):  # noqa: PTH110
-        raise InputError(f"{str(path)[:200]} does not exist. {_supported()}")
+        raise _does_not_exist(path)
     if options.source:
         if options.source not in SOURCES:
             raise unknown("source", options.source, SOURCES)
@@ -119,9 +144,9 @@ def _supported() -> str:
     return "\n  - ".join(["Supported layouts:", *layouts])
 
 
-def _synthetic(kind: str, settings: str) -> ImageTable:
-    """Generate a synthetic set from settings such as ``overlap=much,seed=3``."""
-    from cclnet.data.synthetic import MultilabelSettings, SyntheticSettings, synthetic, synthetic_multilabel
+def _synthetic_settings(kind: str, settings: str) -> SyntheticSettings | MultilabelSettings:
+    """Return the settings of a synthetic set from text such as ``overlap=much,seed=3``."""
+    from cclnet.data.synthetic import MultilabelSettings, SyntheticSettings
 
     multilabel = kind == "synthetic-multilabel"
     known = {field.name: field.default for field in fields(MultilabelSettings if multilabel else SyntheticSettings)}
@@ -133,9 +158,13 @@ def _synthetic(kind: str, settings: str) -> ImageTable:
         chosen[name] = _value(text)
         if type(known[name]) is int and type(chosen[name]) is not int:
             raise InputError(f"{kind}:{assignment}: {name} must be an integer, such as {name}={known[name]}.")
-    if multilabel:
-        return synthetic_multilabel(MultilabelSettings(**chosen))
-    return synthetic(SyntheticSettings(**chosen))
+    return MultilabelSettings(**chosen) if multilabel else SyntheticSettings(**chosen)
+
+
+def _synthetic(settings: SyntheticSettings | MultilabelSettings) -> ImageTable:
+    from cclnet.data.synthetic import SyntheticSettings, synthetic, synthetic_multilabel
+
+    return synthetic(settings) if isinstance(settings, SyntheticSettings) else synthetic_multilabel(settings)
 
 
 def _value(text: str) -> bool | int | float | str:

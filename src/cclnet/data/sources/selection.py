@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from cclnet.data.identifiers import groups_by_regex
+from cclnet.data.identifiers import compile_regex, groups_by_regex
 from cclnet.data.sources.source import SourceNotes, encode, nfc
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, unknown
@@ -40,15 +40,24 @@ def keep(names: Sequence[str], notes: SourceNotes, options: DataOptions) -> npt.
     return ~np.array(left_out, dtype=np.bool_)
 
 
+def check_options(options: DataOptions) -> None:
+    """Refuse options of :func:`select` that no table can be selected with."""
+    if options.group_regex:
+        compile_regex(options.group_regex)
+        if options.group_column:
+            raise InputError("group_column and group_regex both give the groups: choose one.")
+    if options.merge_labels and not Path(options.merge_labels).expanduser().is_file():
+        raise InputError(f"there is no table of classes to merge at {options.merge_labels} (merge_labels).")
+
+
 def select(table: ImageTable, notes: SourceNotes, options: DataOptions) -> ImageTable:
     """Return the table as the options ask for it; what was left out or changed is noted."""
+    check_options(options)
     if options.exclude_patterns:
         table = table.select(np.flatnonzero(keep(table.names, notes, options)))
     if options.merge_labels:
         table = _merge_labels(table, notes, Path(options.merge_labels).expanduser())
     if options.group_regex:
-        if options.group_column:
-            raise InputError("group_column and group_regex both give the groups: choose one.")
         found = groups_by_regex(table.names, options.group_regex)
         table = replace(table, groups=notes.fill_groups(found, table.names))
     if options.min_class_size:
@@ -81,8 +90,6 @@ def _read_merged(path: Path, table: ImageTable) -> Mapping[str, str]:
     """Return the new name of each class in a table with the columns old and new, in any order, or with two columns."""
     from cclnet.data.sources.manifest import read_sheet  # which needs this module for its own rows
 
-    if not path.is_file():
-        raise InputError(f"there is no table of classes to merge at {path} (merge_labels).")
     rows = read_sheet(path)
     by_name = {str(column).lower(): str(column) for column in rows.columns}
     if not ({"old", "new"} <= by_name.keys() or len(by_name) == 2):
