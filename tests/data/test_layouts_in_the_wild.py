@@ -73,6 +73,14 @@ class TestFoldersThatAreNoClasses:
         assert table.classes == ("False", "True")
         assert {path.parent.name for path in table.images} == {"tiff_images"}
 
+    def test_one_of_the_formats_of_a_table(self, tmp_path: Path) -> None:
+        """The same set without the folder of the first format: the column is the one that names the files."""
+        rows = [["tiff_name", "png_name", "label"], *([f"s{i}.tif", f"s{i}.png", "ab"[i % 2]] for i in range(4))]
+        write_csv(tmp_path / "overview.csv", rows)
+        for i in range(4):
+            draw(tmp_path / "png_images" / f"s{i}.png", seed=i)
+        assert open_data(tmp_path).names == [f"s{i}.png" for i in range(4)]
+
     @pytest.mark.parametrize(
         "names", [("train_images", "test_images"), ("train", "test"), ("dicom_dir", "tiff_images"), ("images", "masks"),
                   ("a. Training Set", "b. Testing Set"), ("images_001", "images_002"), ("fold_1", "fold_2"),

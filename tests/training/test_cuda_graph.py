@@ -111,6 +111,7 @@ def test_nothing_is_planned_where_memory_is_short(monkeypatch: pytest.MonkeyPatc
         asked.append(device)
         return cuda_graph.MEMORY_FOR_PLANNING - 1, cuda_graph.MEMORY_FOR_PLANNING
 
+    monkeypatch.setattr(cuda_graph, "_planned", set())  # other tests may have planned the same network
     monkeypatch.setattr(torch.cuda, "mem_get_info", free_and_total)
     monkeypatch.setattr(torch, "convolution", lambda *_: pytest.fail("a convolution was run"))
     plan = cuda_graph.plan_convolutions(small_network(), SHAPE, torch.device("cpu"), nullcontext)

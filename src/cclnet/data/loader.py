@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -103,7 +103,7 @@ class Loader:
         on_gpu = self.device.type == "cuda"
         # On a CPU training needs the cores, and one thread is fast enough.
         self._workers = 0 if self.resident else workers or (min(4, available_cores()) if on_gpu else 1)
-        self._stream = torch.cuda.Stream(self.device) if on_gpu else None
+        self._stream = side_stream("batches", self.device) if on_gpu else None
 
     def __len__(self) -> int:
         """Return the number of batches per epoch (of this rank)."""
@@ -329,7 +329,7 @@ class ResidentPixels(StreamedPixels):
         self.resident = torch.empty(int(ends[-1]) + frame, dtype=torch.uint8, device=device)
         chunks = np.split(rows, np.flatnonzero(np.diff(ends // CHUNK_BYTES)) + 1)
         copier = ThreadPoolExecutor(1, thread_name_prefix="pixels")
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        stream = side_stream("pixels", device) if device.type == "cuda" else None
         if stream is not None:  # the allocated memory may belong to a tensor that is still in use on this stream
             stream.wait_stream(torch.cuda.current_stream(device))
         self.transfer = copier.submit(self._copy, images, chunks, stream)
@@ -412,6 +412,16 @@ def upload(array: npt.NDArray[Any] | Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return tensor.to(device)
     return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
+
+
+@cache
+def side_stream(purpose: str, device: torch.device) -> torch.cuda.Stream:
+    """Return a CUDA stream beside the default one: always the same for a purpose.
+
+    torch hands out 32 streams in turn. A process that trains many runs and takes a new one each time would sooner or
+    later copy pixels on the stream on which another thread captures a CUDA graph, which is an error.
+    """
+    return torch.cuda.Stream(device)
 
 
 def prefetch(

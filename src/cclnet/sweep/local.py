@@ -29,6 +29,7 @@ from typing import Any
 
 from rich.console import Console
 
+from cclnet.data.parallel import available_cores
 from cclnet.errors import InputError, Interrupted, show_warnings_as_notes
 from cclnet.sweep.cells import Cell, SweepContext, SweepSummary
 from cclnet.sweep.executors import SweepProgress, begin_sweep, on_signals
@@ -51,8 +52,7 @@ def train_cells(connection: Connection, device: str | None, threads: int, contex
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     import torch
 
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
     while (cell := connection.recv()) is not None:
         try:
             # During training nothing is sent to this process except that it is to stop.
@@ -193,7 +193,7 @@ class _WorkerPool(AbstractContextManager["_WorkerPool"]):
         if slot not in self.slots:
             ours, theirs = self.processes.Pipe()
             device = self.devices[slot % len(self.devices)] if self.devices else None
-            threads = 0 if self.devices else max(1, (os.cpu_count() or 1) // self.parallel)
+            threads = max(1, available_cores() // self.parallel)  # on a GPU too: its processes prepare batches
             arguments = (theirs, device, threads, self.context)
             process = self.processes.Process(target=self.worker, args=arguments, daemon=True)
             process.start()

@@ -13,6 +13,7 @@ import torch
 import torch._inductor.config
 from torch import nn
 
+from cclnet.data.loader import side_stream
 from cclnet.data.parallel import available_cores
 from cclnet.network import Classifier
 
@@ -60,7 +61,8 @@ def capture_graph(
     The function runs three times before the capture, because compilation and the choice of algorithms happen then;
     ``meanwhile`` runs in a thread beside the three.
     """
-    stream = torch.cuda.Stream()
+    device = torch.device("cuda", torch.cuda.current_device())
+    stream = side_stream("capture", device)
     stream.wait_stream(torch.cuda.current_stream())
     beside = threading.Thread(target=meanwhile, name="plan convolutions")  # without a target it ends at once
     beside.start()
@@ -102,7 +104,7 @@ def plan_convolutions(
         if torch.cuda.mem_get_info(device)[0] < MEMORY_FOR_PLANNING:
             return
         try:
-            with torch.cuda.stream(torch.cuda.Stream(device)), autocast():
+            with torch.cuda.stream(side_stream("planning", device)), autocast():
                 for images_size, weight_size, settings in wanted:
                     layout = torch.channels_last if len(images_size) == 4 else torch.contiguous_format
                     images, weight = (

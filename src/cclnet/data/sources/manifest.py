@@ -27,6 +27,7 @@ from cclnet.data.sources.source import (
     SourceNotes,
     below,
     encode,
+    file_name,
     file_stem,
     finish,
     image_files,
@@ -172,11 +173,12 @@ def _column_of_files(rows: pd.DataFrame, folder: Path) -> str | None:
         cells = [cell for cell in rows[column].head(3) if cell]
         if any(os.path.isfile(folder / cell) for cell in cells):  # noqa: PTH113 (no error for odd names)
             return column  # without listing the folder
-    stems = {file_stem(file) for file in image_files(folder, follow_links=True)}
+    known = {name for file in image_files(folder, follow_links=True) for name in (file_stem(file), file_name(file))}
     share = {}
     for column in map(str, rows.columns):
         cells = [cell for cell in rows[column] if cell]
-        named = len({cell for cell in cells if file_stem(cell) in stems})
+        # With its suffix, if it has one: scan.tif is not in a folder of which only scan.dcm was downloaded.
+        named = len({cell for cell in cells if file_name(cell) in known})
         # Labels, ages and grades are no names, even where files are numbered: few of their values are different.
         no_name = 2 * named < len(cells) or _normalise(column) in (*_LABEL, *_LABEL_IF_NO_OTHER)
         share[column] = named / len(cells) if cells and not no_name else 0.0

@@ -248,13 +248,18 @@ def nfc(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
+def file_name(name: str) -> str:
+    """Return the name of a file without folders, whichever system wrote it."""
+    return nfc(name.replace("\\", "/").rpartition("/")[2])
+
+
 def file_stem(name: str) -> str:
     """Return the name of an image file without folders and suffix.
 
     >>> file_stem("a/b.c/scan.1.PNG"), file_stem("1.2.840.113")
     ('scan.1', '1.2.840.113')
     """
-    last = nfc(name.replace("\\", "/").rpartition("/")[2])
+    last = file_name(name)
     stem, suffix = os.path.splitext(last)
     return stem if suffix.lower() in SUFFIXES else last
 
