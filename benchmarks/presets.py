@@ -8,7 +8,8 @@ settings; ``--set split.test=0.7 --set split.val=0.1`` trains on a fifth of the 
 
     python benchmarks/presets.py --tables
 
-writes the table "what you get" of the README from results/presets/NAME.json and results/probe_isic2018.json.
+writes the table "what you get" of the README from results/presets/NAME.json, results/probe_isic2018.json and, for preset
+best, results/finetune.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from cclnet.settings import parse_overrides
 
 README = Path(__file__).parents[1] / "README.md"
 RESULTS = Path(__file__).parents[1] / "results"
+# Preset best trains the five networks of this study: each image is predicted by one of them, with four mirrored views.
+FOLDS_OF_BEST = RESULTS / "finetune" / "untuned" / "scores.json"
 BUSY = 4.0  # a load average above which minutes are those of a busy machine
 
 
@@ -79,6 +82,11 @@ def what_you_get() -> str:
             own = read_json(path)
             images = f"{own['images']:,} images"
             lines.append(_row(f"cclnet train DATA --preset {name}", own["rules"], own["scores"], images, own))
+    if FOLDS_OF_BEST.is_file():
+        own = next(row for row in read_json(FOLDS_OF_BEST)["rows"] if row["name"] == "isic lite4-tta")
+        images = f"{own['images']:,} images, out-of-fold"
+        training = own | {"load_average": 0.0, "device": f"{own['device']}, training only"}
+        lines.append(_row("cclnet train DATA --preset best", own["calibrated_rules"], own["overall"], images, training))
     return "\n".join([*head, *lines]) if lines else ""
 
 

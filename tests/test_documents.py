@@ -61,6 +61,8 @@ def test_the_planted_table_is_that_of_the_results() -> None:
             ("tables_label_noise.md", f"third plan {regime}", f"soft_labels/third_plan/{regime}.md", "")
             for regime in ("noise40", "clean")
         ),
+        ("tables_label_noise.md", "soft labels whole_networks", "soft_labels/whole_networks.md", ""),
+        ("fine_tuning.md", "finetune", "finetune/untuned/scores.md", ""),
         ("tables_label_noise.md", "soft labels few80", "soft_labels/few80.md", ""),
     ],
 )
@@ -98,6 +100,11 @@ def script(path: str) -> ModuleType:
 def test_the_tables_of_scale_are_those_of_the_results(name: str) -> None:
     page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     assert between(page, name) == script("benchmarks/scale.py").TABLES[name]()
+
+
+def test_the_table_of_starts_is_that_of_the_results() -> None:
+    page = (ROOT / "docs" / "fine_tuning.md").read_text(encoding="utf-8")
+    assert between(page, "gpu start") == script("benchmarks/gpu_start.py").table()
 
 
 def test_the_claims_are_those_of_the_results() -> None:

@@ -13,6 +13,7 @@ once more, with test-time augmentation.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from cclnet.presets import preset_file
 from cclnet.pretrained import input_settings
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.kept_result import KeptResult, predictions_path, write_kept_predictions
+from cclnet.runs.model import ModelDescription
 from cclnet.runs.predictions import Predictions, read_predictions
 from cclnet.runs.provenance import origin
 from cclnet.settings import Settings, SplitSettings, make_settings, merge_layers, read_settings
@@ -54,7 +56,7 @@ BEST: dict[str, Any] = {"preset": "best", "changes": {"folds": 0, "tta": "none"}
 TTA_VIEWS = "flips"  # as in preset best
 # Models whose probabilities are averaged.
 MEMBERS = {"isic": ("lite4-tta", "lite2-tta", "lite0-tta"), "aptos": ("lite2", "lite0")}
-STUDIES = ("tune", "isic", "aptos", "brain")
+STUDIES = ("tune", "brain", "aptos", "isic")
 # Input of the backbones: lite4's weights were trained at 300 pixels; the images have a short side of 256.
 SIZES = {"tf_efficientnet_lite4": 300, "tf_efficientnet_lite2": 260}
 SMOKE: dict[str, Any] = {
@@ -304,6 +306,7 @@ class Row:
     device: str
     commit: Any
     versions: Mapping[str, str]
+    model: ModelDescription | None = None  # of one run, for the class frequencies
 
 
 def study_rows(results: Sequence[KeptResult]) -> Iterator[Row]:
@@ -311,7 +314,8 @@ def study_rows(results: Sequence[KeptResult]) -> Iterator[Row]:
         first, runs = own[0], sorted(result.name for result in own)
         seconds = sum(result.seconds for result in own)
         commit = first.to_json()["commit"]
-        yield Row(name, pooled(own), runs, first.class_counts, seconds, first.device, commit, dict(first.versions))
+        versions = dict(first.versions)
+        yield Row(name, pooled(own), runs, first.class_counts, seconds, first.device, commit, versions, first.model)
 
 
 def timm_rows(folder: Path) -> Iterator[Row]:
@@ -339,12 +343,20 @@ def score(row: Row, scratch: Path) -> dict[str, Any]:
     folder = RunFolder(scratch / row.name.replace(" ", "-"))
     make_folder(folder.path)
     folder.write_predictions(row.predictions)
+    if row.model is not None:
+        folder.write_description(row.model)
     scores = evaluate(folder.path)
+    rules = () if scores.decisions is None else scores.decisions.rules
     overall = {metric: {"value": e.value, "low": e.low, "high": e.high} for metric, e in scores.overall.items()}
     p, y = row.predictions.probabilities, row.predictions.labels
     return {
         "name": row.name, "images": len(y), "runs": list(row.runs), "overall": overall,
         "balanced_rule": balanced_rule(row),
+        "calibrated_rules": {
+            rule.rule: {name: {"value": e.value, "low": e.low, "high": e.high} for name, e in rule.scores.items()}
+            for rule in rules
+        },
+        "temperature": scores.calibration.temperature.value,
         "expected_grade_kappa": quadratic_kappa(y, np.rint(p @ np.arange(p.shape[1]))),
         "minutes": round(row.seconds / 60, 2), "device": row.device, "commit": row.commit,
         "versions": dict(row.versions),
@@ -413,21 +425,49 @@ def write_tables(results: Path, timm_loops: Path, scratch: Path) -> Path:
         raise InputError(f"{results} has no results yet.")
     write_json(results / "scores.json", {"rows": rows, **origin(rows[0]["device"])})
     lines = [
-        "Out-of-fold: every image is predicted once, by a run that was not trained on its group; brain MRI: the given",
-        "test split. 95% intervals over groups. Minutes are those of training, all runs of the row together.", "",
-        "| row | images | balanced accuracy, balanced rule | accuracy | macro AUROC | quadratic kappa | minutes |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "Out-of-fold: every image is predicted once, by a run that was not trained on its group; brain MRI: the",
+        "given test split. 95% intervals over groups. The balanced rule divides the probabilities by the class",
+        "frequencies of the training split, before or after temperature scaling. Minutes are those of training, all",
+        "runs of the row together; several runs shared the GPU.", "",
+        "| row | images | balanced accuracy, balanced rule | the same, calibrated | accuracy | macro AUROC | "
+        "quadratic kappa | minutes |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]  # fmt: skip
-    for row in rows:
+    for row in sorted(rows, key=_table_order):
         auc = row["overall"].get("macro_auroc") or row["overall"].get("auroc_macro")
         kappa = f"{row['expected_grade_kappa']:.3f}" if row["name"].startswith("aptos") else ""
         lines.append(
-            f"| {row['name']} | {row['images']:,} | {_interval(row['balanced_rule']['balanced_accuracy'])} | "
+            f"| {title(row['name'])} | {row['images']:,} | {_interval(row['balanced_rule']['balanced_accuracy'])} | "
+            f"{_interval(row['calibrated_rules'].get('balanced', {}).get('balanced_accuracy'))} | "
             f"{_interval(row['overall']['accuracy'])} | {_interval(auc)} | {kappa} | {row['minutes']:.1f} |"
         )
     page = results / "scores.md"
     write_whole(page, "\n".join(lines) + "\n")
     return page
+
+
+TITLES = {
+    "isic": "ISIC 2018:", "aptos": "APTOS 2019:", "brain": "brain MRI:", "tune": "tuning:",
+    "lite4": "Lite4 at 300 px", "lite2": "Lite2 at 260 px", "lite0": "Lite0 at 224 px",
+    "lite4-tta": "Lite4 at 300 px, mirrored views", "lite2-tta": "Lite2 at 260 px, mirrored views",
+    "lite0-tta": "Lite0 at 224 px, mirrored views", "paper": "ResNet-18 from scratch, preset paper",
+    "tf_efficientnet_lite0": "Lite0 at 224 px",
+}  # fmt: skip
+
+
+def title(name: str) -> str:
+    """The name of a row for people.
+
+    >>> title("isic lite4-tta + lite0-tta, ensemble")
+    'ISIC 2018: Lite4 at 300 px, mirrored views + Lite0 at 224 px, mirrored views, ensemble'
+    """
+    return re.sub(r"[\w-]+", lambda word: TITLES.get(word[0], word[0]), name)
+
+
+def _table_order(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """By data set, the rows with fewer images of a comparison last, then the best first."""
+    partial = "timm loop" in row["name"]
+    return -STUDIES.index(row["name"].split()[0]), partial, -row["balanced_rule"]["balanced_accuracy"]["value"]
 
 
 def _interval(estimate: Mapping[str, float | None] | None) -> str:
