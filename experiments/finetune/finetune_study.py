@@ -66,6 +66,9 @@ SMOKE: dict[str, Any] = {
 
 # Each alone, changed from the preset finetune with tf_efficientnet_lite0; the two lines of questions first.
 PLAIN = {"augment": {"rotation": 0, "zoom": "none"}}
+CROPS = {
+    "augment": {"zoom": "none", "resized_crop": [0.4, 1.0], "brightness": 0.4, "contrast": 0.4, "saturation": 0.4},
+}  # fmt: skip
 TUNE: dict[str, dict[str, Any]] = {
     "start": {},
     "plain": PLAIN,
@@ -92,6 +95,12 @@ TUNE: dict[str, dict[str, Any]] = {
     "class-weights": {"class_weights": True},
     "balanced-sampling": {"balanced_sampling": True},
     "ccl": {"method": "ccl"},
+    # Second amendment: fewer epochs, and the crops of the plain timm loop.
+    "epochs-8": {"epochs": 8},
+    "epochs-8-lr-0.0005": {"epochs": 8, "lr": 0.0005},
+    "epochs-8-layer-decay-1": {"epochs": 8, "layer_decay": 1.0},
+    "crops": CROPS,
+    "crops-epochs-10": merge_layers(CROPS, {"epochs": 10}),
     "size-192": {"short_side": 219, "augment": {"crop": 192}},
     "size-288": {"short_side": 329, "augment": {"crop": 288}},
 }  # fmt: skip
@@ -196,6 +205,9 @@ def run(options: argparse.Namespace, console: Console) -> SweepSummary:
     if "tune" in options.studies and not options.smoke:
         data |= write_tuning_table(data["isic"], options.out / "tune.csv")
     wanted = [own for study in options.studies for own in runs_of(study, 2 if options.smoke else FOLDS)]
+    if options.tune_size:
+        small = {"short_side": round(options.tune_size / 0.875), "augment": {"crop": options.tune_size}}
+        wanted = [replace(own, changes=merge_layers(small, own.changes)) for own in wanted if own.study == "tune"]
     cells = [own.cell(data, options.weights, options.smoke) for own in wanted]
     cells = [cell for cell in cells if not options.only or any(word in cell.name for word in options.only.split(","))]
     if options.compile:
@@ -493,6 +505,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--stall-minutes", type=float, default=10.0)
     parser.add_argument("--compile", action="store_true", help="for many runs of one backbone, also if each is short")
     parser.add_argument("--tta", action="store_true", help="predict again with test-time augmentation")
+    parser.add_argument("--tune-size", type=int, default=0, help="size of the images of tune, for a CPU")
     parser.add_argument("--smoke", action="store_true", help="tiny settings on synthetic images")
     parser.add_argument("--tables-only", action="store_true")
     options = parser.parse_args(words)

@@ -10,8 +10,9 @@ has all that the tables need. They are written to --tables; OUT/cells/TRAINING h
 `bench.py tables`.
 
 The noise, the seeds and the split of ISIC 2018 are those of bench.py. The mean prediction, by which the prior is
-divided out, is that of the test images (their labels are not used). `--smoke` trains tiny networks on a few images, to
-see that everything works.
+divided out, is that of the test images (their labels are not used). A method may be followed by settings of it or of
+the run, as in `ccl-forward:sharpen=1:epochs=8`. `--tuning` divides the training images again, and leaves out those of
+the test. `--smoke` trains tiny networks on a few images, to see that everything works.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ from cclnet.presets import preset_file
 from cclnet.pretrained import input_settings, pretrained_config
 from cclnet.runs.kept_result import KeptResult
 from cclnet.runs.provenance import origin
-from cclnet.settings import make_settings, merge_layers, read_settings
+from cclnet.settings import Settings, make_settings, merge_layers, read_settings
 from cclnet.sweep.cells import IGNORED_SETTINGS, Cell, SweepOptions, SweepSummary
 from cclnet.sweep.executors import run_sweep
 from cclnet.sweep.results import read_results
@@ -50,18 +52,11 @@ from cclnet.training import setup
 from noisy_tasks import CLASSES, Integers, chosen_groups, noise_matrix, read_labels
 
 RATES = {"noise40": 0.4, "clean": 0.0, "noise20": 0.2}
-METHODS: dict[str, dict[str, Any]] = {
-    "hard": {"method": "hard"},
-    "hard, 7 epochs": {"method": "hard", "epochs": 7},
-    "ccl-forward": {"method": "ccl-forward"},
-    "lsr:epsilon=0.23": {"method": "lsr", "method_settings": {"epsilon": 0.23}},
-    "ols": {"method": "ols"},
-    "ccl-confusion": {"method": "ccl-confusion"},
-    "ccl": {"method": "ccl"},
-    "ccl-centroid": {"method": "ccl-centroid"},
-    "ccl-forward:logit_adjustment=1": {"method": "ccl-forward", "logit_adjustment": 1.0},
-    "hard:logit_adjustment=1": {"method": "hard", "logit_adjustment": 1.0},
-}
+METHODS = (
+    "hard", "hard:epochs=7", "ccl-forward", "lsr:epsilon=0.23", "ols", "ccl-confusion", "ccl", "ccl-centroid",
+    "ccl-forward:logit_adjustment=1", "hard:logit_adjustment=1",
+)  # fmt: skip
+TUNING_SEED = 101  # of the split for tuning, the same for all seeds
 TRAININGS = {"finetune": "fine-tuned at 224 pixels", "scratch": "from scratch", "small": "fine-tuned at 128 pixels"}
 BACKBONE, SMALL_CROP = "tf_efficientnet_lite0", 128
 SCRATCH = {"backbone": "resnet18", "pretrained": False, "epochs": 60, "drops": (0.7, 0.9), "validate_every": 10}
@@ -87,10 +82,28 @@ def read_images(data: str, folder: Path) -> tuple[list[Path], Integers, Integers
     return [files[name] for name in images], labels, groups
 
 
-def write_manifest(path: Path, data: str, root: Path, regime: str, seed: int, per_class: int | None) -> Path:
-    """A CSV of all images for `cclnet train`: noisy labels in the training split, true ones in the test split."""
+def method_settings(name: str) -> dict[str, Any]:
+    """The settings that ``METHOD:key=value`` stands for. A key is a setting of the run, or else one of the method.
+
+    >>> method_settings("lsr:epsilon=0.23:epochs=8")
+    {'method': 'lsr', 'method_settings': {'epsilon': 0.23}, 'epochs': 8}
+    """
+    method, *pairs = name.split(":")
+    values = {key: json.loads(value) for key, _, value in (pair.partition("=") for pair in pairs)}
+    of_run = {field.name for field in fields(Settings)}
+    own = {key: value for key, value in values.items() if key not in of_run}
+    changes = {key: value for key, value in values.items() if key in of_run}
+    return {"method": method, **({"method_settings": own} if own else {}), **changes}
+
+
+def write_manifest(
+    path: Path, data: str, root: Path, regime: str, seed: int, per_class: int | None = None, tuning: bool = False
+) -> Path:
+    """A CSV of the images for `cclnet train`: noisy labels in the training split, true ones in the test split. For
+    tuning, the test split is another one, and the images of the reported one are not in the table."""
     files, labels, groups = read_images(data, root / data)
-    test = chosen_groups(groups)[groups]
+    reported = chosen_groups(groups)[groups]
+    test = chosen_groups(groups, TUNING_SEED)[groups] if tuning else reported
     rng, matrix = np.random.default_rng((seed, round(100 * RATES[regime]), 0)), noise_matrix(data, RATES[regime])
     given = np.array(
         [k if held_out else rng.choice(len(matrix), p=matrix[k]) for k, held_out in zip(labels, test, strict=True)]
@@ -101,6 +114,8 @@ def write_manifest(path: Path, data: str, root: Path, regime: str, seed: int, pe
         "group": groups,
         "split": np.where(test, "test", "train"),
     })  # fmt: skip
+    if tuning:
+        frame = frame[~reported]
     if per_class is not None:
         frame = frame.groupby(["split", "label"]).head(per_class)
     make_folder(path.parent)
@@ -130,7 +145,7 @@ def cell_of(training: str, data: str, regime: str, method: str, seed: int, optio
             "data": str(options.out / "manifests" / f"{data}-{regime}-seed{seed}.csv"), "seed": seed,
             "image_folder": str(options.data_root / data), "compile": COMPILE[options.compile], "logger": "none",
         },
-        METHODS[method], SMOKE if options.smoke else {},
+        method_settings(method), SMOKE if options.smoke else {},
     )  # fmt: skip
     if training == "small":  # only the last epoch is validated
         values["validate_every"] = values["epochs"]
@@ -170,7 +185,9 @@ def run(options: argparse.Namespace, console: Console) -> SweepSummary:
         manifest = Path(cell.settings.data)
         if not manifest.exists():
             keys, per_class = cell.keys, SMOKE_IMAGES if options.smoke else None
-            write_manifest(manifest, keys["data"], options.data_root, keys["regime"], keys["seed"], per_class)
+            write_manifest(
+                manifest, keys["data"], options.data_root, keys["regime"], keys["seed"], per_class, options.tuning
+            )
     decode_inputs(cells, options.cache_dir)
     sweep = SweepOptions(
         out=options.out, results=options.results, max_minutes=options.max_minutes, parallel=options.parallel,
@@ -297,12 +314,13 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, help=f"folder with {BACKBONE}.safetensors. Default: download")
     parser.add_argument("--out", type=Path, default=Path("runs/soft_labels_whole"))
     parser.add_argument("--results", type=Path, help="folder of kept results. Default: OUT/results")
-    parser.add_argument("--tables", type=Path, default=Path("results/soft_labels"), help="folder for the tables")
+    parser.add_argument("--tables", type=Path, help="for the tables. Default: results/soft_labels; for tuning OUT")
     parser.add_argument("--training", nargs="+", choices=list(TRAININGS), default=["finetune", "scratch"])
     parser.add_argument("--data", nargs="+", choices=list(CLASSES), default=list(CLASSES))
     parser.add_argument("--regimes", nargs="+", choices=list(RATES), default=list(RATES))
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(8)))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="NAME or NAME:setting=value")
+    parser.add_argument("--tuning", action="store_true", help="seeds and split for tuning; needs its own --out")
+    parser.add_argument("--seeds", nargs="+", type=int, help="default: 0 to 7; for tuning 101, 102")
     parser.add_argument("--only", default="", help="cells whose name has one of these words, separated by commas")
     parser.add_argument("--parallel", type=int, default=1, help="cells trained at once")
     parser.add_argument("--max-minutes", type=float, default=0.0, help="then cells stop with a checkpoint. 0: no limit")
@@ -314,6 +332,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tables-only", action="store_true")
     options = parser.parse_args(words)
     options.results = options.results or options.out / "results"
+    options.tables = options.tables or (options.out if options.tuning else Path("results/soft_labels"))
+    options.seeds = options.seeds or ((101, 102) if options.tuning else range(8))
     if options.data_root is None and not options.tables_only:
         parser.error("--data-root is needed to train")
     return options

@@ -44,7 +44,7 @@ def test_cells_have_the_planned_settings_in_an_order_of_whole_seeds(tmp_path: Pa
     by_name = {cell.name: cell.settings for cell in cells}
     small, early = (
         by_name["isic2018-small-noise40-ccl-forward-seed3"],
-        by_name["aptos-small-clean-hard--7-epochs-seed0"],
+        by_name["aptos-small-clean-hard-epochs=7-seed0"],
     )
     assert (small.short_side, small.augment.crop, small.epochs, small.validate_every) == (146, 128, 20, 20)
     assert (small.input_mean, small.input_std, small.pretrained) == ((0.5,) * 3, (0.5,) * 3, False)
@@ -70,6 +70,22 @@ def test_only_the_training_labels_are_noisy_and_all_seeds_share_the_cache(root: 
         assert np.abs(frame["label"] - true).max() == 1
     assert not frames[0]["label"].equals(frames[1]["label"]) and frames[0]["split"].equals(frames[1]["split"])
     np.testing.assert_array_equal(*keys)
+
+
+def test_tuning_leaves_the_reported_images_out_and_all_seeds_have_one_split(root: Path, tmp_path: Path) -> None:
+    reported = pd.read_csv(end_to_end.write_manifest(tmp_path / "r.csv", "aptos", root, "noise40", 101))
+    test_images = set(reported["image"][reported["split"] == "test"])
+    first, second = (
+        pd.read_csv(end_to_end.write_manifest(tmp_path / f"t{s}.csv", "aptos", root, "noise40", s, tuning=True))
+        for s in (101, 102)
+    )
+    assert test_images and not test_images & set(first["image"]) and len(first) == 100 - len(test_images)
+    assert first["split"].equals(second["split"]) and not first["label"].equals(second["label"])
+    grades = first["image"].str.extract(r"i(\d+)", expand=False).astype(int) % 5
+    own_test = first["split"] == "test"
+    assert 10 < own_test.sum() < 30 and (grades == first["label"])[own_test].all()
+    options = end_to_end.arguments(["--data-root", "x", "--tuning", "--out", "t"])
+    assert tuple(options.seeds) == (101, 102) and options.tables == options.out == Path("t")
 
 
 def test_from_images_to_the_table(root: Path, tmp_path: Path) -> None:
