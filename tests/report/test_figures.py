@@ -26,10 +26,12 @@ from cclnet.report.figures import (
     Chart,
     Figure,
     agreement_table,
+    colour_legend,
     confusion_table,
     frequent_confusions,
     kept_at,
     loss_terms,
+    ratio_bar,
     reliability,
     risk_coverage,
     soft_label_table,
@@ -202,22 +204,45 @@ def test_a_class_without_images_is_blank() -> None:
 
 
 def test_soft_labels_are_coloured_relative_to_uniform() -> None:
-    table = soft_label_table([[0.6, 0.1, 0.3], [0.2, 0.6, 0.2], [0.5, 0.0, 0.5]], ["A", "B", "C"])
-    assert [cell.strength for cell in table.rows[0]] == pytest.approx([0, 0.5, 0.5])  # half and 1.5 times 0.2
+    table = soft_label_table([[0.6, 0.1, 0.3], [0.2, 0.6, 0.2], [0.4, 0.0, 0.6]], ["A", "B", "C"])  # uniform: 0.2
+    assert [cell.strength for cell in table.rows[0]] == pytest.approx([0, 0.25, math.log(1.5) / math.log(4)])
     assert [cell.kind for cell in table.rows[0]] == ["diagonal", "miss", "hit"]
-    assert [cell.kind for cell in table.rows[1]] == ["hit", "diagonal", "hit"]
-    assert [cell.strength for cell in table.rows[2]] == pytest.approx([1, 1, 0])  # all and nothing
+    assert [cell.strength for cell in table.rows[1]] == pytest.approx([0, 0, 0], abs=1e-9)
+    assert [cell.strength for cell in table.rows[2]] == pytest.approx([0.5, 0.5, 0])  # twice, and nothing
+    assert [cell.kind for cell in table.rows[2]] == ["hit", "miss", "diagonal"]
     assert table.rows[0][2].text == "0.30" and "1.50 times uniform" in table.rows[0][2].title
 
 
+def test_equal_weights_have_equal_colours_in_soft_and_in_almost_hard_rows() -> None:
+    table = soft_label_table([[0.7, 0.3, 0.0], [0.0, 1.0, 0.0], [0.1, 0.3, 0.6]], ["A", "B", "C"])
+    colours = {(c.text, c.kind, c.strength) for row in table.rows for c in row if c.kind != "diagonal"}
+    assert len(colours) == len({text for text, _, _ in colours}) == 3
+
+
 def test_a_flat_matrix_looks_flat() -> None:
-    for matrix in ([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]], [[1, 0, 0], [0, 1, 0], [0, 0, 1]]):
-        table = soft_label_table(matrix, ["A", "B", "C"])
+    for matrix in ([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]], [[1, 0, 0], [0, 1, 0], [0, 0, 1]], [[1.0]]):
+        table = soft_label_table(matrix, ["A", "B", "C"][: len(matrix)])
         assert max(cell.strength for row in table.rows for cell in row) < 1e-9
-    almost_hard = soft_label_table([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.0001, 0, 0.9999]], ["A", "B", "C"])
-    assert max(cell.strength for row in almost_hard.rows for cell in row) < 0.01
     nearly = soft_label_table([[0.8, 0.101, 0.099], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]], ["A", "B", "C"])
-    assert max(cell.strength for row in nearly.rows for cell in row) == pytest.approx(0.01)
+    assert max(cell.strength for row in nearly.rows for cell in row) < 0.01
+
+
+@given(st.floats(0, 50), st.floats(0, 50))
+def test_a_larger_ratio_has_a_longer_bar_until_it_is_cut(a: float, b: float) -> None:
+    low, high = (ratio_bar(ratio) for ratio in sorted((a, b)))
+    assert 0 <= low.left <= high.left <= 50 <= low.right <= high.right <= 100
+    assert low.less == (min(a, b) < 1) or abs(min(a, b) - 1) < 1e-9
+    assert ratio_bar(9.35).right - ratio_bar(2.17).right > 20 and not ratio_bar(9.35).cut  # percent of the width
+    assert [ratio_bar(ratio).cut for ratio in (0, 1 / 16, 16, 16.1)] == [True, False, False, True]
+
+
+def test_the_legend_has_the_colours_of_the_matrix() -> None:
+    weights = [[0.6, 0.1, 0.3], [0.2, 0.6, 0.2], [0.4, 0.0, 0.6]]
+    table = soft_label_table(weights, ["A", "B", "C"])
+    legend = {label: (kind, strength) for label, kind, strength in colour_legend(table)}
+    half, twice, none = table.rows[0][1], table.rows[2][0], table.rows[2][1]
+    for label, cell in {"1/2": half, "2 times": twice, "1/4 or less": none}.items():
+        assert legend[label] == (cell.kind, pytest.approx(cell.strength))
 
 
 def test_many_classes_become_a_picture_with_one_pixel_a_pair() -> None:

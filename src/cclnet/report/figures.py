@@ -33,6 +33,8 @@ WIDTH = 380  # of every chart, in units of the SVG
 MAX_LABEL = 56  # characters that fit into that width
 MAX_CELLS = 30  # classes up to which every cell is written out; beyond, the matrix is a picture
 MAX_SHARES = 12  # classes up to which a cell has room for its count and its share
+FULL_COLOUR = 4.0  # ratio to the uniform weight from which the colour gets no stronger; below uniform, its inverse
+FULL_BAR = 16.0  # the same for the length of a bar
 
 
 @dataclass(frozen=True)
@@ -342,16 +344,14 @@ def confusion_table(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> 
 
 
 def soft_label_table(matrix: Sequence[Sequence[float]], classes: Sequence[str]) -> MatrixTable:
-    """Soft labels, one row per class. The colour of a weight is relative to the uniform weight of its row (blue is
-    more, orange is less), so that labels without similarity have none; nor has the diagonal, always the largest. In a
-    row that is almost hard, the unit is a quarter of the mean of all rows: weights near zero stay white."""
+    """Soft labels, one row per class. The colour of a weight is its ratio to the weight in uniform labels of the same
+    softness, which is one number for the whole matrix: equal weights have equal colours (blue is more, orange is less,
+    on a logarithmic scale), and uniform labels have none. The diagonal, always the largest, has none either."""
     weights = np.asarray(matrix, dtype=np.float64)
     off = ~np.eye(len(classes), dtype=bool)
-    uniform = np.where(off, weights, 0).sum(axis=1, keepdims=True) / max(len(classes) - 1, 1)
-    relative = np.divide(weights, uniform, out=np.ones_like(weights), where=uniform > 0)
-    unit = np.maximum(uniform, uniform.mean() / 4)
-    change = np.divide(weights - uniform, unit, out=np.zeros_like(weights), where=unit > 0)
-    strength = np.where(off, np.clip(change, -1, 1), 0.0)
+    uniform = float(weights[off].mean()) if off.any() else 0.0
+    relative = weights / uniform if uniform > 0 else np.ones_like(weights)
+    strength = np.where(off, ratio_strength(relative), 0.0)
 
     def cell(i: int, j: int) -> Cell:
         text = f"{weights[i, j]:.2f}" if len(classes) <= MAX_SHARES else f"{100 * weights[i, j]:.0f}"
@@ -360,6 +360,55 @@ def soft_label_table(matrix: Sequence[Sequence[float]], classes: Sequence[str]) 
         return Cell(text, abs(float(strength[i, j])), kind, title=f"{title}, {relative[i, j]:.2f} times uniform")
 
     return _matrix_table(classes, strength, cell)
+
+
+def log_position(ratio: Floats | float, full: float) -> Floats:
+    """Position of a ratio on a logarithmic scale: 0 at 1, 1 at ``full`` and above, -1 at ``1 / full`` and below.
+
+    >>> log_position(np.array([0.0, 0.25, 0.5, 1.0, 2.0, 8.0]), 4).tolist()
+    [-1.0, -1.0, -0.5, 0.0, 0.5, 1.0]
+    """
+    return np.log(np.clip(ratio, 1 / full, full)) / math.log(full)
+
+
+def ratio_strength(ratio: Floats | float) -> Floats:
+    """Strength of the colour of a ratio to uniform, negative for less than uniform. Less has at most half the strength,
+    because most weights of a sparse matrix are near zero."""
+    position = log_position(ratio, FULL_COLOUR)
+    return np.where(position < 0, position / 2, position)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A ratio to uniform as a bar from the middle: the ends in percent of the width, and whether it is cut."""
+
+    left: float
+    right: float
+    cut: bool
+
+    @property
+    def less(self) -> bool:
+        return self.right == 50 > self.left
+
+
+def ratio_bar(ratio: float) -> Bar:
+    """The bar of a ratio, on a logarithmic scale from ``1 / FULL_BAR`` to ``FULL_BAR``; beyond, it is cut.
+
+    >>> ratio_bar(4.0), ratio_bar(0.25), ratio_bar(20).cut
+    (Bar(left=50.0, right=75.0, cut=False), Bar(left=25.0, right=50.0, cut=False), True)
+    """
+    end = 50 + 50 * float(log_position(ratio, FULL_BAR))
+    return Bar(min(end, 50.0), max(end, 50.0), not 1 / FULL_BAR <= ratio <= FULL_BAR)
+
+
+def colour_legend(table: MatrixTable) -> list[tuple[str, str, float]]:
+    """The colours of :func:`soft_label_table`: label, kind and strength of ratios to uniform. A picture shows the
+    square root of the strength."""
+    ratios = {f"1/{FULL_COLOUR:g} or less": 1 / FULL_COLOUR, "1/2": 0.5, "uniform": 1, "2 times": 2}
+    ratios |= {f"{FULL_COLOUR:g} times or more": FULL_COLOUR}
+    found = [(label, float(ratio_strength(ratio))) for label, ratio in ratios.items()]
+    power = 0.5 if table.picture else 1
+    return [(label, "hit" if strength >= 0 else "miss", abs(strength) ** power) for label, strength in found]
 
 
 def agreement_table(agreement: Sequence[Sequence[float | None]], runs: Sequence[str]) -> MatrixTable:

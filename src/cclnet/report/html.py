@@ -263,6 +263,8 @@ def _templates() -> Environment:
     environment.filters |= {
         "has_similarity": has_similarity,
         "kept_at": kept_at,
+        "bar": figures.ratio_bar,
+        "legend": figures.colour_legend,
         "metric": find,
         "value": text.value_text,
         "interval": text.interval_text,
