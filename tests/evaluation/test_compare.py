@@ -132,9 +132,15 @@ def test_one_seed_against_several_is_no_claim_either(tmp_path: Path) -> None:
     assert found.metrics["accuracy"].verdict.startswith("One seed of one: nothing can be said")
 
 
-def test_few_seeds_are_called_few(tmp_path: Path) -> None:
-    (found,) = compare(methods(tmp_path, seeds=3, ccl=1.6, hard=1.5), draws=50).comparisons
-    assert "Fewer than 5 are few: only large differences can be told from chance." in found.in_words
+def test_few_seeds_are_called_few_once(tmp_path: Path) -> None:
+    found = compare(methods(tmp_path, seeds=3, ccl=1.6, hard=1.5, lsr=1.4), draws=50)
+    assert len(found.comparisons) == 3
+    assert [w for w in found.warnings if "few" in w] == [
+        "Fewer than 5 seeds are few: only large differences can be told from chance."
+    ]
+    assert "few" not in " ".join(pair.in_words for pair in found.comparisons)
+    enough = compare(methods(tmp_path / "more", seeds=5, ccl=1.6, hard=1.5), draws=50)
+    assert not any("few" in warning for warning in enough.warnings)
 
 
 def test_seeds_that_differ_are_not_paired(tmp_path: Path) -> None:

@@ -230,8 +230,11 @@ def compare(
             mcnemar = _mcnemar(a.name, b.name, right[ends[i]], right[ends[j]], units)
         seeds = SeedCounts(*count, paired and count[0] > 1)
         pairs.append(PairComparison(a.name, b.name, seeds, seeds_in_words(*count, paired), tests, mcnemar, verdict=""))
-    if any(min(pair.seeds.a, pair.seeds.b) == 1 for pair in pairs):
+    least = min((min(pair.seeds.a, pair.seeds.b) for pair in pairs), default=FEW_SEEDS)
+    if least == 1:
         warnings.append("A method with one seed is compared as one model; train at least five to compare methods.")
+    elif least < FEW_SEEDS:
+        warnings.append(f"Fewer than {FEW_SEEDS} seeds are few: only large differences can be told from chance.")
     return Comparison(
         task=task,
         classes=tuple(aligned[0].classes),
@@ -430,7 +433,7 @@ def _range(metric: Metric, low: float, high: float) -> str:
 
 
 def seeds_in_words(a: int, b: int, paired: bool) -> str:
-    """The number of seeds of a comparison, and whether it is enough for a claim.
+    """The number of seeds of a comparison, and whether they are paired.
 
     >>> seeds_in_words(5, 5, True)
     '5 seeds each, paired by seed.'
@@ -439,10 +442,7 @@ def seeds_in_words(a: int, b: int, paired: bool) -> str:
         count = "One seed each" if a == b else f"{a} and {b} seeds"
         return f"{count}: too few to say anything about the methods, only about these models."
     count = f"{a} seeds each" if a == b else f"{a} and {b} seeds"
-    words = f"{count}, {'paired by seed' if paired else 'not paired'}."
-    if min(a, b) < FEW_SEEDS:
-        words += f" Fewer than {FEW_SEEDS} are few: only large differences can be told from chance."
-    return words
+    return f"{count}, {'paired by seed' if paired else 'not paired'}."
 
 
 def permutation_in_words(p: float, smallest: float, seeds: int, paired: bool) -> str:
