@@ -234,3 +234,18 @@ def test_a_request_to_stop_ends_training_with_a_checkpoint(tmp_path: Path) -> No
         train_cell(REAL, shared, lambda words: None, stop=lambda: True)
     assert list(shared.run_folder(REAL).checkpoints.glob("*.pt"))
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("done", "skipped", "expected"),
+    [
+        ("a", "", "1 run done in 0.0 minutes."),
+        ("ab", "", "2 runs done in 0.0 minutes."),
+        ("", "a", "1 run had its result already."),
+        ("ab", "c", "2 runs done in 0.0 minutes; 1 run had its result already."),
+        ("a", "bc", "1 run done in 0.0 minutes; 2 runs had their result already."),
+        ("", "", "no run done in 0.0 minutes."),
+    ],
+)
+def test_the_summary_counts_what_there_is(done: str, skipped: str, expected: str) -> None:
+    assert SweepSummary([*done, *skipped], [*done], [*skipped]).text() == expected

@@ -196,14 +196,25 @@ class SweepSummary:
         return (time.time() - self.began) / 60
 
     def text(self) -> str:
-        had = f"{len(self.skipped)} had their result already"
+        """What happened to the cells, for a terminal; kinds without a cell are not mentioned.
+
+        >>> print(SweepSummary(["a", "b", "c"], done=["a"], skipped=["b", "c"]).text())
+        1 run done in 0.0 minutes; 2 runs had their result already.
+        """
+        had = _runs(self.skipped) + (" had its" if len(self.skipped) == 1 else " had their") + " result already"
+        counts = [f"{_runs(self.done)} done in {self.minutes:.1f} minutes"] if self.done else []
+        counts += [had] if self.skipped else []
         lines = [f"stopped by signal {self.signal}."] if self.signal else []
-        lines += [f"{len(self.done)} runs done and {had}, in {self.minutes:.1f} minutes."]
+        lines += ["; ".join(counts) + "." if counts else f"no run done in {self.minutes:.1f} minutes."]
         if self.unfinished:
             names = ", ".join(self.unfinished)
             lines.append(f"{len(self.unfinished)} unfinished, continue with the same command: {names}")
         lines += [f"failed: {name}: {reason}" for name, reason in self.failed.items()]
         return "\n".join(lines)
+
+
+def _runs(names: Sequence[str]) -> str:
+    return f"{len(names)} run{'' if len(names) == 1 else 's'}"
 
 
 class SweepLog:
