@@ -25,31 +25,33 @@ def run_settings(
 ) -> Settings:
     """The settings of a run: of a preset or a recipe file if given, of the embedded demo without data, else of the
     preset that fits; overridden by ``settings``. ``announce`` prints what was chosen and why; ``check`` refuses data
-    that does not exist and options that cannot read any.
+    that does not exist, options that cannot read any, and initial weights that cannot be loaded.
 
     >>> run_settings("images", None, {"epochs": 10, "augment": {"crop": 64}}, "paper").augment.crop
     64
     """
     from cclnet.presets import choose_preset, demo
+    from cclnet.training.checks import check_names, check_start
 
     given = merge_layers(
         current_names(read_settings(recipe)) if recipe else {}, {"data": data} if data else {}, current_names(settings)
     )
+    check_names(given)  # before timm is imported and the hub is asked for weights, which takes seconds
     if not preset and (recipe or not data):
         own = make_settings({} if recipe else demo(), given)
         if check:
             _check_data(own)
+            check_start(own)
         return own
-    from cclnet.training.checks import check_names
-
-    # Before timm is imported and the hub is asked for weights, which takes seconds.
-    check_names(given)
     if check:
         _check_data(make_settings({"short_side": 65536}, given))
     choice = choose_preset(preset, given)
-    if announce:
+    chosen = make_settings(choice.settings, given)
+    if check:
+        check_start(chosen)
+    if announce:  # after everything that can be refused, so that an error stands alone
         _announce(choice.line)
-    return make_settings(choice.settings, given)
+    return chosen
 
 
 def _check_data(settings: Settings) -> None:
@@ -109,9 +111,9 @@ def train(
         # Before pandas and torch are imported, which takes seconds.
         chosen = run_settings(data, recipe, settings, preset, announce=progress, check=True)
         from cclnet.runs.folder import RunFolder, free_name
-        from cclnet.training.checks import check_settings
+        from cclnet.training.checks import check_names
 
-        check_settings(chosen)
+        check_names(vars(chosen))
         if executor is not None and executor.shard[1] > 1 and out is None:
             raise InputError("shards train into one folder: give --out, the same for all of them.")
         folder = out or free_name(Path("runs"), chosen)
@@ -203,13 +205,14 @@ def probe(
 
     given = merge_layers({"data": str(data)}, current_names(settings))
     choice = probe_settings(given)
-    if progress:
-        _announce(choice.line)
     chosen = make_settings(choice.settings, given)
     from cclnet.training.checks import check_settings
-    from cclnet.training.probe import probe as run_probe
 
     check_settings(chosen)
+    if progress:
+        _announce(choice.line)
+    from cclnet.training.probe import probe as run_probe
+
     run = run_probe(chosen, out or free_name(Path("runs"), chosen, "probe"), accelerator=accelerator, progress=progress)
     evaluate(run, summary=summary)
     return run

@@ -1,17 +1,21 @@
-"""Settings that are refused before the data is opened, and pretrained weights without an internet connection."""
+"""Settings that are refused before images are decoded, and pretrained weights without an internet connection."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import timm
+import torch
+from safetensors.torch import save_file
 
-from cclnet import InputError
+import cclnet
+from cclnet import CCLNet, InputError
 from cclnet.settings import make_settings
 from cclnet.training.checks import check_names, check_pretrained, check_settings
 
@@ -41,7 +45,6 @@ def test_refused_before_the_data(given: dict[str, Any], named: str) -> None:
 ERRORS = """
 import sys
 from cclnet import InputError
-from cclnet.api import run_settings
 for given in ({"backbone": "resnt18"}, {"method": "clc"}, {"method": "lsr", "method_settings": {"epsilom": 1}}):
     try:
         run_settings("data", None, given)
@@ -80,3 +83,63 @@ def test_pretrained_without_a_connection(monkeypatch: pytest.MonkeyPatch, closed
         check_pretrained("coatnet_0_224")
     monkeypatch.setattr("cclnet.pretrained._is_cached", lambda config: True)
     check_pretrained("resnet18")
+
+
+@pytest.fixture
+def nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        pytest.fail("images were decoded")
+
+    for name in ("cclnet.data.cache.decode", "cclnet.training.setup.decode", "cclnet.training.setup.screen"):
+        monkeypatch.setattr(name, refuse)
+
+
+@pytest.mark.usefixtures("nothing_is_decoded")
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("text.safetensors", "text.safetensors is refused: it is not a .safetensors file or plain state dict"),
+        ("list.pt", "list.pt holds no state dict"),
+        ("other.safetensors", r"(?s)other.safetensors does not fit the backbone.*Not used: nothing \[2\]"),
+    ],
+)
+@pytest.mark.parametrize("given", [{}, {"preset": "paper"}])
+def test_a_file_that_is_no_weights_is_refused_before_images_are_decoded(
+    tmp_path: Path, kind: str, expected: str, given: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.safetensors").write_text("not weights")
+    torch.save([1, 2], tmp_path / "list.pt")
+    save_file({"nothing": torch.ones(2)}, tmp_path / "other.safetensors")
+    with pytest.raises(InputError, match=expected):
+        cclnet.train(
+            "synthetic",
+            tmp_path / "run",
+            backbone="test_resnet",
+            weights=str(tmp_path / kind),
+            accelerator="cpu",
+            **given,
+        )
+    assert not (tmp_path / "run").exists() and capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("nothing_is_decoded")
+def test_a_probe_and_a_recipe_refuse_such_a_file_as_early(tmp_path: Path) -> None:
+    weights = tmp_path / "text.safetensors"
+    weights.write_text("not weights")
+    with pytest.raises(InputError, match="is refused"):
+        cclnet.probe("synthetic", tmp_path / "run", backbone="test_resnet", weights=str(weights))
+    (tmp_path / "recipe.toml").write_text(f"backbone = 'test_resnet'\nweights = '{weights}'\n")
+    with pytest.raises(InputError, match="is refused"):
+        cclnet.train("synthetic", tmp_path / "run", recipe=tmp_path / "recipe.toml")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "other"),
+    [("test_resnet", {"pooling": "stages"}), ("test_vit", {"augment": {"crop": 32}, "drop_path_rate": 0.1})],
+)
+def test_weights_for_other_classes_pass(tmp_path: Path, backbone: str, other: dict[str, Any]) -> None:
+    size = {"img_size": 32} if backbone == "test_vit" else None
+    state = CCLNet(backbone, 10, "hard", backbone_settings=size).export_state()
+    save_file(state, tmp_path / "weights.safetensors")
+    given = {"data": "x", "backbone": backbone, "weights": str(tmp_path / "weights.safetensors")}
+    check_settings(make_settings({}, given | other))

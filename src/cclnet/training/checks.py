@@ -1,4 +1,4 @@
-"""Checks of the settings that need torch or timm, made before the data is opened: method, backbone, weights."""
+"""Checks of the settings that need torch or timm, made before images are decoded: method, backbone, weights."""
 
 from __future__ import annotations
 
@@ -14,16 +14,36 @@ from cclnet.settings import Settings
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse an unknown method, setting of the method or backbone, and weights that this machine cannot get."""
+    """Refuse an unknown method, setting of the method or backbone, and initial weights that cannot be loaded."""
     check_names(vars(settings))
+    check_start(settings)
+
+
+def check_start(settings: Settings) -> None:
+    """Refuse an unknown backbone, a file of weights that is none or of another backbone, and pretrained weights that
+    this machine cannot get."""
     if settings.weights and not Path(settings.weights).is_file():
         raise InputError(f"there is no weights file {settings.weights}.")
     import timm
 
     if not timm.is_model(settings.backbone):
         raise unknown("backbone", settings.backbone, timm.list_models())
+    if settings.weights:
+        check_weights(settings)
     if settings.pretrained:
         check_pretrained(settings.backbone)
+
+
+def check_weights(settings: Settings) -> None:
+    """Refuse a file of weights that cannot be read or does not fit the backbone. The backbone is built for it, which
+    takes up to some seconds, but decoding takes minutes."""
+    from cclnet.network import TimmClassifier
+    from cclnet.training.setup import backbone_settings, fitting_weights
+
+    classifier = TimmClassifier(
+        settings.backbone, num_classes=2, backbone_settings=backbone_settings(settings), pooling=settings.pooling
+    )
+    fitting_weights(classifier, Path(settings.weights))
 
 
 def check_names(given: Mapping[str, Any]) -> None:

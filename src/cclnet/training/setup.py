@@ -36,7 +36,7 @@ from cclnet.data.split import make_split, read_split, split_table
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, first_line, unknown
 from cclnet.methods import check_method_fits
-from cclnet.network import CCLNet, TimmClassifier, image_size_settings
+from cclnet.network import CCLNet, Classifier, TimmClassifier, image_size_settings
 from cclnet.runs.data_summary import DataSummary
 from cclnet.runs.decision_rule import DecisionRule, make_rule
 from cclnet.runs.folder import RunFolder
@@ -295,9 +295,6 @@ def make_network(settings: Settings, data: PreparedData, resumed: bool = False) 
     A resumed run does not load pretrained weights, because all of its weights come from the checkpoint.
     """
     torch.manual_seed(settings.seed)
-    crop = settings.augment.crop
-    dropout = {"drop_rate": settings.drop_rate, "drop_path_rate": settings.drop_path_rate}
-    backbone_settings: dict[str, Any] = {name: rate for name, rate in dropout.items() if rate}
     network = CCLNet(
         settings.backbone,
         data.table.num_classes,
@@ -305,7 +302,7 @@ def make_network(settings: Settings, data: PreparedData, resumed: bool = False) 
         pretrained=settings.pretrained and not resumed,
         class_counts=data.table.class_counts(data.rows("train")).tolist(),
         method_settings=settings.method_settings,
-        backbone_settings=backbone_settings | image_size_settings(settings.backbone, (crop, crop)),
+        backbone_settings=backbone_settings(settings),
         logit_adjustment=settings.logit_adjustment,
         pooling=settings.pooling,
     )
@@ -313,7 +310,9 @@ def make_network(settings: Settings, data: PreparedData, resumed: bool = False) 
         if network.classifier.model.pretrained_cfg.get("num_classes") != data.table.num_classes or settings.weights:
             network.classifier.shrink_last_layer()
         if settings.weights:
-            load_weights(network, Path(settings.weights))
+            weights = fitting_weights(network.classifier, Path(settings.weights))
+            network.classifier.shipped.load_state_dict(weights, strict=False)
+    crop = settings.augment.crop
     try:  # an image size that the backbone does not support shows only in its first forward pass
         with torch.no_grad():
             network.eval()(torch.zeros(1, 3, crop, crop))
@@ -336,12 +335,18 @@ def check_batch_size(settings: Settings, network: CCLNet, world_size: int) -> No
         )
 
 
-def load_weights(network: CCLNet, path: Path) -> None:
-    """Load initial weights from a file. The last layer is skipped if it is for other classes; any other mismatch is an
+def backbone_settings(settings: Settings) -> dict[str, Any]:
+    """Return the keyword arguments for ``timm.create_model``."""
+    crop = settings.augment.crop
+    dropout = {"drop_rate": settings.drop_rate, "drop_path_rate": settings.drop_path_rate}
+    return {name: rate for name, rate in dropout.items() if rate} | image_size_settings(settings.backbone, (crop, crop))
+
+
+def fitting_weights(classifier: Classifier, path: Path) -> dict[str, Tensor]:
+    """Read initial weights from a file. The last layer is left out if it is for other classes; any other mismatch is an
     error that lists the names."""
     given = read_weights(path)
-    shipped, last = network.classifier.shipped, network.classifier.last_layer
-    own = shipped.state_dict()
+    own, last = classifier.shipped.state_dict(), classifier.last_layer
     fits = {name: value for name, value in given.items() if name in own and value.shape == own[name].shape}
     missing = [name for name in own if name not in fits and not name.startswith(last)]
     unused = [f"{name} {list(value.shape)}" for name, value in given.items() if name not in fits]
@@ -352,7 +357,7 @@ def load_weights(network: CCLNet, path: Path) -> None:
             f"Not used: {listed(unused, 12) or 'none'}. Choose the backbone these weights were made for, and for "
             "a transformer the image size, augment.crop."
         )
-    shipped.load_state_dict(fits, strict=False)
+    return fits
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor]:
