@@ -30,7 +30,7 @@ def run_settings(
     >>> run_settings("images", None, {"epochs": 10, "augment": {"crop": 64}}, "paper").augment.crop
     64
     """
-    from cclnet.presets import choose_preset, demo
+    from cclnet.presets import choose_preset, demo, preset_file
     from cclnet.training.checks import check_names, check_start
 
     given = merge_layers(
@@ -45,6 +45,10 @@ def run_settings(
         return own
     if check:
         _check_data(make_settings({"short_side": 65536}, given))
+    if check and given.get("pretrained") and not given.get("weights"):
+        # Asked for by name, so training from scratch is no substitute. The backbone is that of the preset with weights.
+        backbone = read_settings(preset_file(preset or "finetune")).get("backbone", Settings.backbone)
+        check_start(make_settings({"short_side": 65536}, {"backbone": backbone} | given))
     choice = choose_preset(preset, given)
     chosen = make_settings(choice.settings, given)
     if check:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 import cclnet
 from cclnet import CCLNet, InputError
+from cclnet.api import run_settings
 from cclnet.settings import make_settings
 from cclnet.training.checks import check_names, check_pretrained, check_settings
 
@@ -45,6 +46,7 @@ def test_refused_before_the_data(given: dict[str, Any], named: str) -> None:
 ERRORS = """
 import sys
 from cclnet import InputError
+from cclnet.api import run_settings
 for given in ({"backbone": "resnt18"}, {"method": "clc"}, {"method": "lsr", "method_settings": {"epsilom": 1}}):
     try:
         run_settings("data", None, given)
@@ -143,3 +145,22 @@ def test_weights_for_other_classes_pass(tmp_path: Path, backbone: str, other: di
     save_file(state, tmp_path / "weights.safetensors")
     given = {"data": "x", "backbone": backbone, "weights": str(tmp_path / "weights.safetensors")}
     check_settings(make_settings({}, given | other))
+
+
+@pytest.mark.parametrize(
+    ("preset", "backbone"), [("", "tf_efficientnet_lite0"), ("paper", "resnet18"), ("quick", None), ("best", None)]
+)
+def test_pretrained_without_a_connection_is_one_error_and_nothing_else(
+    preset: str,
+    backbone: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    closed_address: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", closed_address)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("cclnet.pretrained._is_cached", lambda config: False)
+    named = backbone or "tf_efficientnet"
+    with pytest.raises(InputError, match=f"the pretrained weights of {named}.* are not available.*--weights"):
+        run_settings("synthetic", None, {"pretrained": True}, preset, announce=True, check=True)
+    assert capsys.readouterr().err == ""

@@ -86,5 +86,6 @@ def check_pretrained(backbone: str) -> None:
             "it and set HF_HOME to it"
         )
     raise InputError(
-        f"the pretrained weights of {backbone} are not available: {missing}. {ways}. From scratch: --preset paper."
+        f"the pretrained weights of {backbone} are not available: {missing}. {ways}. From scratch: --preset paper "
+        "without --pretrained."
     )
