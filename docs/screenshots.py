@@ -147,13 +147,13 @@ def save(name: str, *parts: Image.Image) -> None:
 def take_pictures(browser: Browser) -> None:
     report, comparison = ((WORK / name).as_uri() for name in ("skin-lesions/report.html", "compared/comparison.html"))
     page = opened(browser, report, 1200)
-    save("report", part(page, "", 600), section(page, "#confusion"))
+    save("report", part(page, "", 572), section(page, "#confusion"))
     save("soft_labels", section(page, "#soft-labels"))
     save("report_narrow", part(opened(browser, report, 400), "", 1100))
     page = opened(browser, report, 794, media="print")  # A4 at 96 dots per inch
     page.add_style_tag(content="body { padding: 14mm; }")  # the margins of the sheet
     save("report_print", part(page, "", 1123))
-    save("comparison", part(opened(browser, comparison, 1200), "", 1222))  # ends with a row of the scores
+    save("comparison", part(opened(browser, comparison, 1200), "", 1238))  # ends with a row of the scores
     files = ["-m", "http.server", "--bind", "127.0.0.1", "--directory", "site", str(PORT)]
     with server(*files) as address:  # the search of the site needs a server
         save("site", part(opened(browser, address, 1280), "", 900))
