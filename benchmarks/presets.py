@@ -8,8 +8,8 @@ settings; ``--set split.test=0.7 --set split.val=0.1`` trains on a fifth of the 
 
     python benchmarks/presets.py --tables
 
-writes the table "what you get" of the README from results/presets/NAME.json, results/probe_isic2018.json and, for preset
-best, results/finetune.
+writes the table "what you get" of the README from results/presets/NAME.json, results/probe_isic2018.json and, for
+preset best, results/finetune.
 """
 
 from __future__ import annotations
