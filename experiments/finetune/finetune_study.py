@@ -69,6 +69,8 @@ PLAIN = {"augment": {"rotation": 0, "zoom": "none"}}
 CROPS = {
     "augment": {"zoom": "none", "resized_crop": [0.4, 1.0], "brightness": 0.4, "contrast": 0.4, "saturation": 0.4},
 }  # fmt: skip
+# What benchmarks/timm_loop.py does apart from its crops.
+TIMM_RECIPE = {"layer_decay": 1.0, "ema": 0.0, "augment": {"rotation": 0, "hue": 0.0}}
 TUNE: dict[str, dict[str, Any]] = {
     "start": {},
     "plain": PLAIN,
@@ -101,6 +103,7 @@ TUNE: dict[str, dict[str, Any]] = {
     "epochs-8-layer-decay-1": {"epochs": 8, "layer_decay": 1.0},
     "crops": CROPS,
     "crops-epochs-10": merge_layers(CROPS, {"epochs": 10}),
+    "timm-recipe-epochs-10": merge_layers(CROPS, TIMM_RECIPE, {"epochs": 10}),
     "size-192": {"short_side": 219, "augment": {"crop": 192}},
     "size-288": {"short_side": 329, "augment": {"crop": 288}},
 }  # fmt: skip
