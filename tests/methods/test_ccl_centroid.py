@@ -399,7 +399,8 @@ def test_two_processes_have_the_labels_of_one(tmp_path: Path, name: str) -> None
     for rank in range(2):
         saved = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         assert torch.equal(saved["moments"], alone)  # the same bits
-        assert torch.equal(saved["table"], network.soft_labels())
+        # LAPACK rounds by the alignment of its arrays, which differs between processes.
+        torch.testing.assert_close(saved["table"], network.soft_labels(), rtol=1e-12, atol=0.0)
 
 
 @BOTH

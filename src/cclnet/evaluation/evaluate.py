@@ -54,6 +54,18 @@ def evaluate(
     opened = open_run(run)
     if ordered is not None:
         opened = replace(opened, predictions=replace(opened.predictions, ordered=ordered))
+    scores, found = evaluate_opened(opened, draws, seed, decision, cost, by)
+    folder = opened.folder if out is None else RunFolder(out)
+    if folder is not None:
+        _write(folder, opened, scores, found)
+    return scores
+
+
+def evaluate_opened(
+    opened: OpenedRun, draws: int = 1000, seed: int = 0, decision: str | None = None, cost: str | None = None,
+    by: str | None = None,
+) -> tuple[Scores, Calibration]:  # fmt: skip
+    """The scores of a run and what was fitted to compute them; nothing is written."""
     reported = opened.predictions.of_split(opened.split)
     units, task = units_of(reported), task_of(reported)
     fit_on = fitting_split(opened.predictions, opened.split)
@@ -97,11 +109,7 @@ def evaluate(
     if not reported.multilabel:
         held_out = opened.predictions.of_split(fit_on) if fit_on else None
         scores, found = _with_decisions(scores, found, reported, after, held_out, rule, units, draws, seed)
-    scores = replace(scores, warnings=_warnings(scores, reported, units, fitting if fit_on else None))
-    folder = opened.folder if out is None else RunFolder(out)
-    if folder is not None:
-        _write(folder, opened, scores, found)
-    return scores
+    return replace(scores, warnings=_warnings(scores, reported, units, fitting if fit_on else None)), found
 
 
 def _write(folder: RunFolder, opened: OpenedRun, scores: Scores, found: Calibration) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from cclnet.errors import InputError
-from cclnet.evaluation.evaluate import evaluate
+from cclnet.evaluation.evaluate import evaluate_opened
 from cclnet.evaluation.metrics import AFTER, headline_metrics
 from cclnet.files import make_folder
 from cclnet.methods import rename_settings
-from cclnet.runs.folder import RunFolder, flattened
+from cclnet.runs.folder import RunFolder, flattened, open_run
 from cclnet.runs.kept_result import (
     KeptResult,
     read_kept_predictions,
@@ -28,7 +27,6 @@ from cclnet.runs.kept_result import (
     write_soft_label_history,
 )
 from cclnet.runs.model import ModelDescription
-from cclnet.runs.predictions import Predictions
 from cclnet.runs.provenance import settings_hash
 from cclnet.runs.scores import Estimate, Scores
 from cclnet.schema import to_plain
@@ -75,30 +73,16 @@ def keep_result(cell: Cell, run: RunFolder, path: Path) -> KeptResult:
     The rounded predictions are evaluated, so that the scores can be computed again from what is kept.
     """
     make_folder(path.parent)
-    model = run.read_model()
-    predictions = run.read_predictions(model.multilabel)
-    image_table = write_kept_predictions(path, predictions)
-    kept = read_kept_predictions(path, image_table, predictions.classes, model.multilabel)
-    scores = _evaluate_kept(path.stem, kept, run, model)
+    model, opened = run.read_model(), open_run(run.path)
+    image_table = write_kept_predictions(path, opened.predictions)
+    kept = read_kept_predictions(path, image_table, opened.predictions.classes, model.multilabel)
+    kept = dataclasses.replace(kept, ordered=opened.predictions.ordered)
+    scores, _ = evaluate_opened(dataclasses.replace(opened, predictions=kept))
     result = _kept_result(cell, path, run, model, scores, image_table.name)
     if result.soft_labels and (history := run.read_soft_label_history()):
         write_soft_label_history(path, history)
     write_kept_result(result)
     return read_kept_result(path)
-
-
-def _evaluate_kept(name: str, kept: Predictions, run: RunFolder, model: ModelDescription) -> Scores:
-    """Evaluate a temporary run folder that has the kept predictions instead of the run's own."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = RunFolder(Path(scratch) / name)
-        folder.path.mkdir()
-        folder.write_predictions(kept)
-        folder.write_description(model)
-        soft_labels = run.read_soft_labels(model.classes)
-        if soft_labels is not None:
-            folder.write_soft_labels(model.classes, soft_labels)
-        folder.write_split(run.read_split())
-        return evaluate(folder.path)
 
 
 def differs_from_result(cell: Cell, kept: KeptResult) -> list[str]:
