@@ -104,6 +104,12 @@ TUNE: dict[str, dict[str, Any]] = {
     "crops": CROPS,
     "crops-epochs-10": merge_layers(CROPS, {"epochs": 10}),
     "timm-recipe-epochs-10": merge_layers(CROPS, TIMM_RECIPE, {"epochs": 10}),
+    # Third amendment: what of the recipe of the timm loop ranks better, and what protects longer training.
+    "timm-recipe": merge_layers(CROPS, TIMM_RECIPE),
+    "crops-layer-decay-1": merge_layers(CROPS, {"layer_decay": 1.0}),
+    "crops-rotation-0": merge_layers(CROPS, {"augment": {"rotation": 0}}),
+    "crops-mixup-0.2": merge_layers(CROPS, {"augment": {"mixup": 0.2}}),
+    "crops-erasing-0.25": merge_layers(CROPS, {"augment": {"erasing": 0.25}}),
     "size-192": {"short_side": 219, "augment": {"crop": 192}},
     "size-288": {"short_side": 329, "augment": {"crop": 288}},
 }  # fmt: skip
