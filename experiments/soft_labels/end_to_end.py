@@ -1,5 +1,5 @@
 """The regimes of the study with whole networks: fine-tuned from ImageNet weights at 224 pixels (finetune) or at 128
-pixels (small), and from scratch (scratch). Needs a GPU.
+pixels (small), and from scratch (scratch, scratch-small). Needs a GPU.
 
 python experiments/soft_labels/end_to_end.py --training small --data-root FOLDER --weights FOLDER --parallel 8
 python experiments/soft_labels/end_to_end.py --tables-only --out runs/soft_labels_whole
@@ -57,7 +57,10 @@ METHODS = (
     "ccl-forward:logit_adjustment=1", "hard:logit_adjustment=1",
 )  # fmt: skip
 TUNING_SEED = 101  # of the split for tuning, the same for all seeds
-TRAININGS = {"finetune": "fine-tuned at 224 pixels", "scratch": "from scratch", "small": "fine-tuned at 128 pixels"}
+TRAININGS = {
+    "finetune": "fine-tuned at 224 pixels", "small": "fine-tuned at 128 pixels", "scratch": "from scratch",
+    "scratch-small": "from scratch at 128 pixels",
+}  # fmt: skip
 BACKBONE, SMALL_CROP = "tf_efficientnet_lite0", 128
 SCRATCH = {"backbone": "resnet18", "pretrained": False, "epochs": 60, "drops": (0.7, 0.9), "validate_every": 10}
 SMOKE = {"backbone": "test_resnet", "pretrained": False, "weights": "", "mean": (), "std": (), "epochs": 6,
@@ -123,31 +126,33 @@ def write_manifest(
     return path
 
 
-def start_settings(training: str, weights: Path | None) -> dict[str, Any]:
-    """The preset of a training, with the input size and the normalisation of the weights it starts from."""
-    if training == "scratch":
-        return merge_layers(read_settings(preset_file("paper")), SCRATCH)
+def start_settings(training: str, weights: Path | None, crop: int = SMALL_CROP) -> dict[str, Any]:
+    """The preset of a training, with the input size and the normalisation of the weights it starts from. ``crop`` is
+    the size of the small trainings."""
+    if training.startswith("scratch"):
+        size = {"short_side": round(crop / 0.875), "augment": {"crop": crop}} if training == "scratch-small" else {}
+        return merge_layers(read_settings(preset_file("paper")), SCRATCH, size)
     file = None if weights is None else weights / f"{BACKBONE}.safetensors"
     if file is not None and not file.is_file():
         raise InputError(f"there is no file {file}.")
     config = pretrained_config(BACKBONE)
     start = {"weights": str(file), "pretrained": False} if file else {"pretrained": True}
     start |= {"backbone": BACKBONE, "mean": config.mean, "std": config.std}
-    size = input_settings(BACKBONE, SMALL_CROP if training == "small" else None)
+    size = input_settings(BACKBONE, crop if training == "small" else None)
     return merge_layers(read_settings(preset_file("finetune")), size, start)
 
 
 def cell_of(training: str, data: str, regime: str, method: str, seed: int, options: argparse.Namespace) -> Cell:
     """A cell of the sweep. Its data is OUT/manifests/DATA-REGIME-seedN.csv."""
     values = merge_layers(
-        start_settings(training, options.weights),
+        start_settings(training, options.weights, options.crop),
         {
             "data": str(options.out / "manifests" / f"{data}-{regime}-seed{seed}.csv"), "seed": seed,
             "image_folder": str(options.data_root / data), "compile": COMPILE[options.compile], "logger": "none",
         },
         method_settings(method), SMOKE if options.smoke else {},
     )  # fmt: skip
-    if training == "small":  # only the last epoch is validated
+    if training.endswith("small"):  # only the last epoch is validated
         values["validate_every"] = values["epochs"]
     keys = {"training": training, "data": data, "regime": regime, "method": method, "seed": seed}
     name = bench.Cell(data, regime, method, seed, training).path(Path()).stem
@@ -325,6 +330,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=1, help="cells trained at once")
     parser.add_argument("--max-minutes", type=float, default=0.0, help="then cells stop with a checkpoint. 0: no limit")
     parser.add_argument("--stall-minutes", type=float, default=10.0, help="a process without progress is then killed")
+    parser.add_argument("--crop", type=int, default=SMALL_CROP, help="pixels of the small trainings; less on a CPU")
     parser.add_argument("--compile", choices=list(COMPILE), default="auto")
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--cache-dir", type=Path, help="folder for decoded images")

@@ -54,6 +54,12 @@ def test_cells_have_the_planned_settings_in_an_order_of_whole_seeds(tmp_path: Pa
     large, scratch = (by_name[f"aptos-{name}-noise20-ols-seed0"] for name in ("finetune", "scratch"))
     assert (large.augment.crop, large.short_side, large.validate_every, large.method) == (224, 256, 1, "ols")
     assert (scratch.backbone, scratch.weights, scratch.epochs) == ("resnet18", "", 60)
+    for crop, short_side in ((128, 146), (64, 73)):
+        words = ["--data-root", "x", "--training", "scratch-small", "--crop", str(crop)]
+        for cell in end_to_end.wanted_cells(end_to_end.arguments(words)):
+            own = cell.settings
+            assert (own.backbone, own.augment.crop, own.short_side) == ("resnet18", crop, short_side)
+            assert own.validate_every == own.epochs
 
 
 def test_only_the_training_labels_are_noisy_and_all_seeds_share_the_cache(root: Path, tmp_path: Path) -> None:
