@@ -349,8 +349,13 @@ def timm_rows(folder: Path) -> Iterator[Row]:
         whole = joined([read_predictions(file.with_name("predictions.csv")) for file in files])
         seconds, runs = sum(fact["seconds"] for fact in facts), [file.parent.name for file in files]
         first = facts[0]
-        yield Row(f"isic {model}, plain timm loop", whole, runs, first["class_counts"], seconds, first["device"],
-                  first["commit"], first["versions"])  # fmt: skip
+        counts, crop = first["class_counts"], (first["size"], first["size"])
+        # For the balanced rule on calibrated probabilities, which takes the class frequencies from here.
+        described = ModelDescription(
+            model, whole.classes, False, min(crop), crop, (0.5,) * 3, (0.5,) * 3, class_counts=tuple(counts)
+        )
+        yield Row(f"isic {model}, plain timm loop", whole, runs, counts, seconds, first["device"], first["commit"],
+                  first["versions"], described)  # fmt: skip
 
 
 def on_the_images_of(row: Row, other: Row) -> Row:
