@@ -63,6 +63,10 @@ class DataOptions:
     split_column: str = setting("", "Column with train, calibration, val or test.", old_name="part_column")
     label_separator: str = setting("", "Separator of several labels in one cell. Default: | or ; if found.")
     image_folder: str = setting("", "Folder the names in a manifest are relative to. Default: its own folder.")
+    class_level: int = setting(
+        0, "Folders of this level are the classes: 1 for those in DATA (or in train, val, test), 2 for those inside.",
+        low=0,
+    )  # fmt: skip
     strict: bool = setting(False, "Refuse images without a label and labels without an image.")
     follow_links: bool = setting(False, "Follow links that lead out of the data folder.")
     group_regex: str = setting(

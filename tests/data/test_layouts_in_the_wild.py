@@ -84,7 +84,10 @@ class TestFoldersThatAreNoClasses:
     @pytest.mark.parametrize(
         "names", [("train_images", "test_images"), ("train", "test"), ("dicom_dir", "tiff_images"), ("images", "masks"),
                   ("a. Training Set", "b. Testing Set"), ("images_001", "images_002"), ("fold_1", "fold_2"),
-                  ("stage_2_train_images", "stage_2_test_images"), ("patient_01", "patient_02")],
+                  ("stage_2_train_images", "stage_2_test_images"), ("patient_01", "patient_02"), ("P001", "P002"),
+                  ("TCGA-A1-A0SB", "TCGA-A1-A0SD"), ("visit1", "visit2"), ("trainA", "testA"), ("xray_train", "xray_val"),
+                  ("boneage-training-dataset", "boneage-test-dataset"), ("train_patches", "val_patches"),
+                  ("C-NMC_training_data", "C-NMC_test_prelim_phase_data"), ("chest_png", "chest_dcm")],
     )  # fmt: skip
     def test_refused_without_a_table(self, tmp_path: Path, names: tuple[str, str]) -> None:
         class_folders(tmp_path, dict.fromkeys(names, 2))
@@ -92,7 +95,109 @@ class TestFoldersThatAreNoClasses:
             open_data(tmp_path)
         assert open_data(tmp_path, source="folders").classes == tuple(sorted(names))
 
-    @pytest.mark.parametrize("names", [("ALL", "AML"), ("stage1", "stage2"), ("1", "2"), ("test_positive", "healthy")])
+    def test_splits_and_classes_in_one_name_are_refused(self, tmp_path: Path) -> None:
+        class_folders(tmp_path, {f"{split}_{label}": 2 for split in ("train", "test") for label in ("nv", "mel")})
+        with pytest.raises(InputError, match=r"not of classes"):
+            open_data(tmp_path)
+
+    def test_a_test_set_beside_the_classes(self, tmp_path: Path) -> None:
+        """IQ-OTH/NCCD: the word that all folders share does not make a class of the test set."""
+        class_folders(tmp_path, {"Bengin cases": 2, "Malignant cases": 2, "Test cases": 2})
+        table = open_data(tmp_path)
+        assert table.classes == ("Bengin cases", "Malignant cases")
+        assert any("images without a label" in problem and ": 2 (Test cases/" in problem for problem in table.problems)
+
+    def test_a_copy_of_the_classes_beside_them(self, tmp_path: Path) -> None:
+        """Brain tumours and malaria on Kaggle: yes, no, and a folder with another yes and no."""
+        class_folders(
+            tmp_path, {f"{above}{label}": 2 for above in ("", "brain_tumor_dataset/") for label in ("yes", "no")}
+        )
+        with pytest.raises(
+            InputError, match=r"brain_tumor_dataset contains .*no, yes.*--exclude 'brain_tumor_dataset/\*'"
+        ):
+            open_data(tmp_path)
+        assert open_data(tmp_path, exclude="brain_tumor_dataset/*").classes == ("no", "yes")
+        assert open_data(tmp_path / "brain_tumor_dataset").classes == ("no", "yes")
+
+    def test_the_same_folders_in_each_class_folder(self, tmp_path: Path) -> None:
+        """Magnifications or hospitals above the classes: neither reading is taken without asking."""
+        class_folders(tmp_path, {f"{site}/{label}": 2 for site in ("site_A", "site_B") for label in ("nv", "mel")})
+        with pytest.raises(
+            InputError, match=r"site_A, site_B all contain .* mel, nv.*--class-level 1.*--class-level 2"
+        ):
+            open_data(tmp_path)
+        assert open_data(tmp_path, class_level=1).classes == ("site_A", "site_B")
+        assert labels_of(open_data(tmp_path, class_level=2))["site_B/nv/0.png"] == "nv"
+        class_folders(tmp_path / "split", {f"{split}/40X/{label}": 2 for split in ("train", "test") for label in "ab"})
+        assert open_data(tmp_path / "split", class_level=2).classes == ("a", "b")
+
+    def test_other_folders_inside_class_folders_are_pointed_out(self, tmp_path: Path) -> None:
+        """LC25000: five classes in two folders."""
+        names = ("colon_image_sets/colon_aca", "colon_image_sets/colon_n", "lung_image_sets/lung_aca")
+        class_folders(tmp_path, dict.fromkeys(names, 2))
+        table = open_data(tmp_path)
+        assert table.classes == ("colon_image_sets", "lung_image_sets")
+        assert any("--class-level 2" in problem and "colon_aca" in problem for problem in table.problems)
+        assert open_data(tmp_path, class_level=2).classes == ("colon_aca", "colon_n", "lung_aca")
+        class_folders(tmp_path / "series", {f"{label}/{100 + i}": 2 for label in "ab" for i in range(4)})
+        assert not open_data(tmp_path / "series").problems
+
+    @pytest.mark.parametrize("path", ["images/{split}/{label}", "{label}/{split}", "{label}/{split}_images"])
+    def test_split_folders_at_another_level_are_used(self, tmp_path: Path, path: str) -> None:
+        class_folders(tmp_path, {path.format(split=s, label=c): 1 for s in ("train", "test") for c in ("a", "b")})
+        table = open_data(tmp_path)
+        assert table.classes == ("a", "b")
+        assert all(split in name for name, split in zip(table.names, splits_of(table), strict=True))
+        assert "splits are those of the folders: 2 (test, train)" in table.problems
+
+    def test_split_folders_that_share_a_name(self, tmp_path: Path) -> None:
+        class_folders(tmp_path, {f"chest_{split}/{label}": 1 for split in ("train", "test") for label in ("a", "b")})
+        assert splits_of(open_data(tmp_path)) == ["test", "test", "train", "train"]
+
+    def test_a_data_set_further_inside(self, tmp_path: Path) -> None:
+        class_folders(tmp_path, {"archive/BreaKHis_v1/breast/benign": 1, "archive/BreaKHis_v1/breast/malignant": 1})
+        with pytest.raises(InputError, match=r"BreaKHis_v1/breast looks like one \(folder per class\)") as caught:
+            open_data(tmp_path)
+        assert "\n" not in str(caught.value)
+        for i in range(3):
+            draw(tmp_path / "table" / "scans" / f"s{i}.png", seed=i)
+        write_csv(
+            tmp_path / "table" / "csv" / "all.csv", [["image", "label"], *([f"s{i}", "ab"[i % 2]] for i in range(3))]
+        )
+        with pytest.raises(InputError, match=r"csv/all\.csv.*--image-folder .*table\)"):
+            open_data(tmp_path / "table")
+        assert len(open_data(tmp_path / "table/csv/all.csv", image_folder=str(tmp_path / "table"))) == 3
+
+    @pytest.mark.parametrize(
+        ("file", "reason"),
+        [("labels.xlsx", r"labels\.xlsx: save tables as CSV"), ("train.txt", r"train\.txt: save tables as CSV")],
+    )
+    def test_labels_in_another_kind_of_file(self, tmp_path: Path, file: str, reason: str) -> None:
+        draw(tmp_path / "images" / "0.png")
+        (tmp_path / file).write_text("0 normal")
+        with pytest.raises(InputError, match=reason):
+            open_data(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("file", "reason"), [("a/1.nii.gz", r"1\.nii\.gz.*2D images"), ("all.zip", r"archives \(all\.zip\): unpack")]
+    )
+    def test_files_that_are_no_images(self, tmp_path: Path, file: str, reason: str) -> None:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(b"x")
+        with pytest.raises(InputError, match=reason):
+            open_data(tmp_path)
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ("ALL", "AML"),
+            ("n01440764", "n02102040"),
+            ("cases", "controls"),
+            ("stage1", "stage2"),
+            ("1", "2"),
+            ("test_positive", "healthy"),
+        ],
+    )
     def test_classes_with_similar_names_are_read(self, tmp_path: Path, names: tuple[str, str]) -> None:
         class_folders(tmp_path, dict.fromkeys(names, 2))
         assert set(open_data(tmp_path).classes) == set(names)
@@ -245,6 +350,36 @@ class TestMasks:
         table = open_data(tmp_path)
         assert table.classes == ("benign", "malignant") and len(table) == 4
         assert any("masks, left out" in problem and ": 4 (" in problem for problem in table.problems)
+
+    @pytest.mark.parametrize(
+        ("image", "segmented"),
+        [("{}/{}.png", "{}/mask_{}.png"), ("{}/image_{}.png", "{}/mask_{}.png"), ("{}/img{}.jpg", "{}/msk{}.png"),
+         ("{}/IMD00{}.bmp", "{}/IMD00{}_lesion.bmp"), ("{}/{}.png", "{}/{}_left_lung_mask.png"),
+         ("{}/x{}.bmp", "{}/x{}_anno.bmp"), ("{}/x{}.png", "{}/PNGmasks/x{}.png"),
+         ("images/{}/x{}.png", "masks/{}/x{}.png"), ("{}/case{}/image.png", "{}/case{}/mask.png")],
+    )  # fmt: skip
+    def test_of_other_names(self, tmp_path: Path, image: str, segmented: str) -> None:
+        for label in ("benign", "malignant"):
+            for i in (1, 2, 3):
+                draw(tmp_path / image.format(label, i), seed=i)
+                mask(tmp_path / segmented.format(label, i))
+        table = open_data(tmp_path)
+        assert table.names == [image.format(label, i) for label in ("benign", "malignant") for i in (1, 2, 3)]
+        assert any("masks, left out" in problem and ": 6 (" in problem for problem in table.problems)
+
+    def test_in_folders_beside_one_of_images(self, tmp_path: Path) -> None:
+        """Montgomery County: masks of the left and right lung are no class beside the X-rays."""
+        for i in range(3):
+            draw(tmp_path / "CXR_png" / f"MCUCXR_{i}.png", seed=i)
+            mask(tmp_path / "ManualMask" / "leftMask" / f"MCUCXR_{i}.png")
+            mask(tmp_path / "ManualMask" / "rightMask" / f"MCUCXR_{i}.png")
+        with pytest.raises(InputError, match="one class folder only"):
+            open_data(tmp_path)
+
+    def test_the_name_of_the_data_folder_says_nothing(self, tmp_path: Path) -> None:
+        class_folders(tmp_path / "lesion_masks", {"a": 2, "b": 2})
+        mask(tmp_path / "lesion_masks" / "a" / "0_seg.png")
+        assert len(open_data(tmp_path / "lesion_masks")) == 4
 
     def test_a_class_named_after_another_is_kept(self, tmp_path: Path) -> None:
         """Pictures, with the names of those of the other class: the content is that of no mask."""

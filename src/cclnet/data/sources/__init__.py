@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,12 @@ SOURCES: dict[str, Source] = {
 }
 # Layouts that many folders resemble: used only where no specific layout fits.
 _GENERAL = ("folders", "manifest")
+# What to say about a folder that has no known layout.
+_DEEPEST, _WIDEST = 4, 20  # levels of folders, and folders of a level, that are searched for a data set
+_PACKED = (".zip", ".gz", ".tgz", ".7z", ".rar")
+_OTHER_TABLES = (".xlsx", ".xls", ".ods", ".json", ".jsonl", ".xml", ".txt", ".mat")
+_VOLUMES = (".nii", ".nii.gz", ".mhd", ".mha", ".nrrd", ".npy", ".mat", ".svs", ".h5", ".hdf5")
+_MASKS = re.compile("mask|segment|ground.?truth|annot|contour", re.IGNORECASE)
 
 
 def open_data(path: str | Path, options: DataOptions | None = None, **named: Any) -> ImageTable:
@@ -89,6 +96,8 @@ def _choose(path: Path, options: DataOptions) -> Source:
         if options.source not in SOURCES:
             raise unknown("source", options.source, SOURCES)
         return SOURCES[options.source]
+    if options.class_level:
+        return SOURCES["folders"]
     if options.describes_manifest:
         return SOURCES["parquet-images" if parquet_images.find(path) else "manifest"]
     found = {name: evidence for name, known in SOURCES.items() if (evidence := known.find(path))}
@@ -103,28 +112,39 @@ def _choose(path: Path, options: DataOptions) -> Source:
             "or folder of one of them."
         )
     if not fitting:
-        raise InputError(f"{_nothing_fits(path)} {_supported()}")
+        raise InputError(_nothing_fits(path))
     return SOURCES[next(iter(fitting))]
 
 
 def _nothing_fits(path: Path) -> str:
-    """Return why a path was not recognised."""
+    """Return why a path was not recognised, and what to do."""
     if path.is_file():
-        return f"{path} is not a supported table or .npz file."
+        if path.suffix.lower() in _PACKED:
+            return f"{path} is not a supported table or .npz file, but an archive: unpack it, and give the folder."
+        return f"{path} is not a supported table or .npz file. {_supported()}"
     if not any(path.iterdir()):
-        return f"{path} is an empty folder."
-    for folder in subfolders(path)[:20]:
-        if fitting := [known.title for known in SOURCES.values() if known.find(folder)]:
-            return f"{path} is not a data set, but {folder} looks like one ({' or '.join(fitting)}): give that path."
+        return f"{path} is an empty folder. {_supported()}"
+    if inner := _data_set_inside(path):
+        folder, fitting = inner
+        if fitting == [manifest.SOURCE]:
+            table = manifest.find(folder)[0]
+            return (
+                f"{path} has its table in another folder. Give the table {table}, and the folder of the images with "
+                f"image_folder (--image-folder {path})."
+            )
+        titles = " or ".join(known.title for known in fitting)
+        return f"{path} is not a data set, but {folder} looks like one ({titles}): give that path."
+    others = plain_files(path, _OTHER_TABLES)
+    unread = f" {listed([file.name for file in others], 4)}: save tables as CSV to use them." if others else ""
     if len(containers := folders.container_folders(path)) > 1:
         return (
             f"{path}: {listed([folder.name for folder in containers], 6)} are names of splits, formats, containers or "
             "patients, not of classes, and no table beside them names the images. If a table does, choose its columns "
-            "(--image-column, --label-column); if these folders are the classes, choose --source folders."
+            f"(--image-column, --label-column); if these folders are the classes, choose --source folders.{unread}"
         )
     tables = plain_files(path, manifest.SUFFIXES)
-    if unread := [table.name for table in tables if not manifest.read_columns(table)]:
-        return f"{path}: {listed(unread)} cannot be read as a table: empty, or not UTF-8. Save it as CSV in UTF-8."
+    if broken := [table.name for table in tables if not manifest.read_columns(table)]:
+        return f"{path}: {listed(broken)} cannot be read as a table: empty, or not UTF-8. Save it as CSV in UTF-8."
     if tables:
         columns = "; ".join(f"{table.name}: {listed(manifest.read_columns(table))}" for table in tables[:3])
         return (
@@ -132,10 +152,33 @@ def _nothing_fits(path: Path) -> str:
             "(--image-column, --label-column), and --image-folder if the images are elsewhere."
         )
     if names := folders.class_names(path):
-        return f"{path} has one class folder only ({', '.join(names)}). A classifier needs at least two classes."
+        return (
+            f"{path} has one class folder only ({', '.join(names)}). A classifier needs at least two classes: folders "
+            f"beside it, or a table (image,label) of the images.{unread}"
+        )
     if files := image_files(path, follow_links=True, first_only=True):
-        return f"{path} contains images (such as {below(path, files[0])}) but no labels."
-    return f"{path} contains neither images nor a table of images."
+        return (
+            f"{path} contains images (such as {below(path, files[0])}) but no labels: no class folders, and no CSV, "
+            f"TSV or Parquet table that names them.{unread}"
+        )
+    if volumes := next((name for _, _, files in os.walk(path) for name in files if name.endswith(_VOLUMES)), ""):
+        return f"{path} contains {volumes}, and cclnet reads 2D images: save the slices as PNG or DICOM."
+    if packed := plain_files(path, _PACKED):
+        return (
+            f"{path} contains no images, but archives ({listed([file.name for file in packed], 4)}): unpack them first."
+        )
+    return f"{path} contains neither images nor a table of images. {_supported()}"
+
+
+def _data_set_inside(path: Path) -> tuple[Path, list[Source]] | None:
+    """Return a folder below a path, as high as possible, that has a known layout, with the sources that fit."""
+    level = [path]
+    for _ in range(_DEEPEST):
+        level = [inner for folder in level for inner in subfolders(folder) if not _MASKS.search(inner.name)][:_WIDEST]
+        for folder in level:
+            if fitting := [known for known in SOURCES.values() if known.find(folder)]:
+                return folder, fitting
+    return None
 
 
 def _supported() -> str:
