@@ -85,7 +85,7 @@ class TestFoldersThatAreNoClasses:
         "names", [("train_images", "test_images"), ("train", "test"), ("dicom_dir", "tiff_images"), ("images", "masks"),
                   ("a. Training Set", "b. Testing Set"), ("images_001", "images_002"), ("fold_1", "fold_2"),
                   ("stage_2_train_images", "stage_2_test_images"), ("patient_01", "patient_02"), ("P001", "P002"),
-                  ("TCGA-A1-A0SB", "TCGA-A1-A0SD"), ("visit1", "visit2"), ("trainA", "testA"), ("xray_train", "xray_val"),
+                  ("TCGA-A1-A0SB", "TCGA-A1-A0SD"), ("visit1", "visit2"), ("trainA", "testA"), ("cxr_train", "cxr_val"),
                   ("boneage-training-dataset", "boneage-test-dataset"), ("train_patches", "val_patches"),
                   ("C-NMC_training_data", "C-NMC_test_prelim_phase_data"), ("chest_png", "chest_dcm")],
     )  # fmt: skip
@@ -291,6 +291,91 @@ class TestColumns:
         for i in range(3):
             draw(tmp_path / f"{i}.png", seed=i)
         assert open_data(write_csv(tmp_path / "t.csv", rows)).classes == ("a", "b")
+
+    @pytest.mark.parametrize(
+        "column", ["pat_id", "ptid", "anon_patient_id", "Patient Number", "PatientName", "ID_patient", "empi_anon",
+                   "SubjectKey", "donor_id"]
+    )  # fmt: skip
+    def test_patients_by_other_names(self, tmp_path: Path, column: str) -> None:
+        """A column that is missed lets patients into several splits, and nothing says so."""
+        table = open_data(self.table(tmp_path, {"label": "ab" * 4, column: ["Q1", "Q1", "Q2", "Q2"] * 2}))
+        assert groups_of(table) == ["Q1", "Q1", "Q2", "Q2"] * 2
+
+    @pytest.mark.parametrize("column", ["patient_age", "Patient Sex", "lesion_type", "case_description"])
+    def test_facts_about_patients_are_no_groups(self, tmp_path: Path, column: str) -> None:
+        assert open_data(self.table(tmp_path, {"label": "ab" * 4, column: "xxyyzzww"})).groups is None
+
+    def table(self, folder: Path, columns: dict[str, object], names: str = "s00{}", suffix: str = ".png") -> Path:
+        """A table of eight images with these columns, each a text or list of eight cells."""
+        for i in range(8):
+            draw(folder / "scans" / f"s00{i}{suffix}", seed=i)
+        cells = zip(*columns.values(), strict=True)
+        rows = [["image", *columns], *([names.format(i), *row] for i, row in enumerate(cells))]
+        return write_csv(folder / "table.csv", rows)
+
+    def test_groups_and_splits_that_are_words(self, tmp_path: Path) -> None:
+        """ADNI: Group is the diagnosis, Subject the patient; a part of the body is no split."""
+        subjects = [f"002_S_{i // 2}" for i in range(8)]
+        columns = {"Subject": subjects, "Group": ["AD", "AD", "CN", "CN"] * 2, "part": ["arm", "leg"] * 4}
+        path = self.table(tmp_path, columns)
+        with pytest.raises(InputError, match=r"Columns with few values: .*Group"):
+            open_data(path)
+        table = open_data(path, label_column="Group")
+        assert table.classes == ("AD", "CN") and groups_of(table) == subjects and table.splits is None
+        assert any("like splits whose values are none, not used: 1 (part)" in problem for problem in table.problems)
+        table = open_data(self.table(tmp_path, {"label": "ab" * 4, "lesion": ["papule", "macule"] * 4}))
+        assert table.groups is None
+        assert any("whose values are words, not used" in p and "(lesion)" in p for p in table.problems)
+        with pytest.raises(InputError, match=r"found hold in the column split.*--split-column"):
+            open_data(self.table(tmp_path, {"label": "ab" * 4, "split": ["train", "hold"] * 4}))
+
+    def test_zeros_and_ones_that_are_not_the_task(self, tmp_path: Path) -> None:
+        """Neither facts about patients nor the columns that happen to lack -1 are learned in place of the labels."""
+        with pytest.raises(InputError, match=r"Columns with few values: smoker, male, birads"):
+            open_data(self.table(tmp_path, {"smoker": "01" * 4, "male": "0011" * 2, "birads": "1213" * 2}))
+        with pytest.raises(InputError, match=r"zeros and ones \(edema, mass\) or grading.*'edema,mass'"):
+            open_data(self.table(tmp_path, {"edema": "01" * 4, "mass": "0011" * 2, "grading": "xyxz" * 2}))
+        with pytest.raises(InputError, match=r"zeros and ones \(edema, mass\) or sex_male"):
+            open_data(self.table(tmp_path, {"edema": "01" * 4, "mass": "0011" * 2, "sex_male": "01" * 4}))
+        with pytest.raises(InputError, match=r"edema contain -1"):
+            marks = {"edema": ["1", "0", "-1", "1"] * 2, "mass": "0011" * 2, "nodule": "01" * 4}
+            open_data(self.table(tmp_path, marks))
+        table = open_data(self.table(tmp_path, {"edema": "01" * 4, "mass": "0011" * 2, "Sex": "MF" * 4}))
+        assert table.classes == ("edema", "mass")
+
+    def test_no_header(self, tmp_path: Path) -> None:
+        for i in range(5):
+            draw(tmp_path / "scans" / f"s{i}.png", seed=i)
+        for suffix in (".png", ""):
+            rows = [[f"s{i}{suffix}", "ab"[i % 2]] for i in range(5)]
+            path = write_csv(tmp_path / "table.csv", rows)
+            for options in ({}, {"label_column": "a"}):
+                with pytest.raises(InputError, match=r"table\.csv has no header.*image,label"):
+                    open_data(path, **options)
+
+    def test_numbers_and_texts_are_no_classes(self, tmp_path: Path) -> None:
+        rows = [["image", "target"], *([f"s{i}", i / 7] for i in range(12))]
+        for i in range(12):
+            draw(tmp_path / f"s{i}.png", seed=i)
+        with pytest.raises(InputError, match=r"target has 12 different values in 12 rows"):
+            open_data(write_csv(tmp_path / "t.csv", rows))
+
+    @pytest.mark.parametrize(
+        ("names", "suffix"), [("s00{}.jpeg", ".png"), ("s00{}.png", ".PNG"), ("s00{}.png", ".jpg")]
+    )
+    def test_images_with_another_suffix(self, tmp_path: Path, names: str, suffix: str) -> None:
+        table = open_data(self.table(tmp_path, {"label": "ab" * 4}, names, suffix))
+        assert table.class_counts().tolist() == [4, 4]
+        assert any("another suffix than in the table: 8" in problem for problem in table.problems)
+
+    def test_names_of_no_image(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"none of the 8 names in the column image \(x0.*such as scans/s000\.png"):
+            open_data(self.table(tmp_path, {"label": "ab" * 4}, "x{}"))
+
+    def test_several_labels_in_a_cell_are_pointed_out(self, tmp_path: Path) -> None:
+        table = open_data(self.table(tmp_path, {"label": ["melanoma; in situ", "nevus"] * 4}))
+        assert table.multilabel
+        assert any("several labels in a cell" in problem and ": 4 (" in problem for problem in table.problems)
 
 
 class TestSplitFoldersBesideATable:

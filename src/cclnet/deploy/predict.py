@@ -19,7 +19,7 @@ from PIL import Image
 from cclnet.data.image_io import SUFFIXES, UnreadableImage
 from cclnet.data.parallel import available_cores, counting_images, in_order, limited
 from cclnet.data.sources import manifest, open_data
-from cclnet.data.sources.source import below, image_files, locate
+from cclnet.data.sources.source import SourceNotes, below, image_files, locate
 from cclnet.deploy.engines import Pixels, prepare, torch_device
 from cclnet.deploy.predictor import FILES, Model, Prediction, load, overlay
 from cclnet.errors import InputError
@@ -27,6 +27,7 @@ from cclnet.files import make_folder, write_whole
 from cclnet.runs.model import ModelDescription
 from cclnet.runs.predictions import label_texts
 from cclnet.runs.spreadsheet import mark_texts
+from cclnet.settings import DataOptions
 
 NAMED = ("medmnist", "synthetic", "synthetic-multilabel")  # data sets that open_data knows by name
 # Number of images on a CPU from which ONNX Runtime saves more time than the conversion of the network takes.
@@ -126,8 +127,8 @@ def _of_table(sheet: Path, asked: str | None, folder: Path, follow_links: bool) 
 def _label_columns(sheet: Path, rows: pd.DataFrame, image: str) -> dict[str, list[str]]:
     """The labels and groups of a table, for evaluation of the predictions. They are found as in training; a table whose
     label column is ambiguous has none here, because prediction does not need labels."""
-    known = [str(column) for column in rows.columns]
-    group, split = (manifest.find_column(sheet, known, None, usual) for usual in (manifest.GROUP, manifest.SPLIT))
+    known = [str(column) for column in rows.columns if column != image]
+    group, split = manifest.find_group_and_split(sheet, rows, known, DataOptions(), SourceNotes())
     columns: dict[str, list[str]] = {}
     with contextlib.suppress(InputError):
         asked = "label" if "label" in known else None  # it wins over other candidates

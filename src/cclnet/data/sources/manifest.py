@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from cclnet.data.archives import import_pyarrow
+from cclnet.data.image_io import SUFFIXES as IMAGE_SUFFIXES
 from cclnet.data.sources.folder_names import split_of_folder
 from cclnet.data.sources.selection import is_excluded, keep
 from cclnet.data.sources.source import (
@@ -60,6 +61,13 @@ GROUP = ("group", "group_id", "patient_id", "patient", "patientid", "subject_id"
          "participant_id", "participant", "pid", "mrn", "case_id", "case", "caseid", "studyinstanceuid",
          "study_instance_uid", "study_id", "lesion_id", "lesion", "lesionid")  # fmt: skip
 SPLIT = ("split", "part", "partition", "subset", "set")
+# A column of patients or lesions by another name: pat_id, anon_patient_id, Patient Number, SubjectKey.
+_WHOSE = "patient|pat|pt|subject|subj|participant|person|individual|donor|volunteer|lesion|case|empi|mouse|animal"
+_WHICH = "id|no|nr|num|number|code|key|name|hash|uid|index|idx|anon|anonymized|deid|new|identifier"
+_LIKE_GROUP = re.compile(
+    rf"(?:(?:{_WHICH})_?)*(?:{_WHOSE})s?(?:_?(?:{_WHICH}))+|(?:{_WHICH})_(?:{_WHOSE})|(?:{_WHICH})_(?:{_WHICH})_(?:{_WHOSE})"
+)
+_MAY_BE_WORDS = ("group", "case", "lesion", "subject")  # where their cells are words: a treatment, a diagnosis
 _SPLIT_IF_VALUES_FIT = ("dataset_type", "usage", "phase", "train_test", "train_or_test", "train_test_split",
                         "data_split", "dataset", "fold")  # fmt: skip
 _LABEL = ("label", "labels", "class", "class_name", "category", "target", "dx", "diagnosis", "finding_labels")
@@ -68,7 +76,16 @@ _LABEL_IF_NO_OTHER = ("finding", "findings", "disease", "diagnostic", "pathology
                       "label_name", "tumor_type", "condition", "outcome", "boneage_class", "type")  # fmt: skip
 _NOT_LABELS = re.compile("sample.?submission|submission.?(sample|example|format)", re.IGNORECASE)  # labels are invented
 _SAMPLE = 200  # rows that are compared with the names of files
+# Words in the names of columns that describe a patient or an image and are seldom the task.
+_DESCRIPTIONS = (
+    "age sex gender male female race ethnicity view viewposition position projection frontal lateral "
+    "laterality side eye site localization location bodypart scanner manufacturer modality device camera year date "
+    "time hospital center centre institution country height width rows columns source license split fold usage phase "
+    "visit"
+)
+_DESCRIBES = set(_DESCRIPTIONS.split())
 _MOST_CLASSES = 50  # a column with more values is not suggested as the label
+_FEWEST_TEXTS = 10  # different values of a label column, if that is most of the rows
 _SEPARATORS = ("|", ";")
 _MARKS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 
@@ -91,13 +108,17 @@ def read(path: Path, options: DataOptions) -> ImageTable:
         raise InputError(f"the image folder {root} does not exist.")
     rows = read_sheet(sheet)
     image = image_column(sheet, rows, options.image_column, root)
+    if os.path.splitext(image)[1].lower() in IMAGE_SUFFIXES or _is_first_of_names(image, rows[image]):  # noqa: PTH122
+        raise InputError(
+            f"{sheet} has no header: its first line names an image, {image}. Add a first line with the names of the "
+            "columns, such as image,label."
+        )
     notes = SourceNotes()
     patterns = options.exclude_patterns
     if patterns:  # here already, so that an image with two labels can be left out
         rows, options = rows[keep(rows[image].tolist(), notes, options)], replace(options, exclude="")
     known = [str(column) for column in rows.columns if column != image]
-    group = find_column(sheet, known, options.group_column, GROUP)
-    split = find_column(sheet, known, options.split_column, SPLIT) or _split_column_by_values(rows, known)
+    group, split = find_group_and_split(sheet, rows, known, options, notes)
     label_columns = find_label_columns(sheet, rows, options.label_column, {image, group, split})
     used = [column for column in (image, *label_columns, group, split) if column]
     rows = rows.drop_duplicates(used)
@@ -110,6 +131,8 @@ def read(path: Path, options: DataOptions) -> ImageTable:
         )
     labels, classes, labelled = labels_of(sheet, rows, label_columns, options.label_separator)
     files = locate(root, rows[image], follow_links=options.follow_links)
+    if len(rows) and not any(files):
+        files = _by_stem(sheet, root, image, rows[image].tolist(), notes, options.follow_links)
     count = np.array([len(several) for several in files], dtype=np.int64)
     notes.exclude("rows without the name of an image (row)", [i + 2 for i in rows.index[~named]])
     notes.exclude("images without a label", rows[image][named & ~labelled & (count > 0)].tolist())
@@ -119,6 +142,9 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     others = [name for file in others if not is_excluded(name := below(root, file), patterns)]
     notes.exclude("images without a row in the table", others)
     notes.note("folders named like a split, in which the table names no image, left out", _unused(root, files))
+    if labels.ndim == 2 and len(label_columns) == 1:
+        several = rows[image][labels.sum(axis=1) > 1].tolist()
+        notes.note("images with several labels in a cell (label_separator, --label-separator)", several)
     kept = np.flatnonzero(named & labelled & (count == 1))
     paths = [files[i][0] for i in kept]
     if twice := sorted(file for file, times in Counter(paths).items() if times > 1):
@@ -187,9 +213,66 @@ def _column_of_files(rows: pd.DataFrame, folder: Path) -> str | None:
     return usual[0] if usual else best if best and share[best] else None
 
 
-def _split_column_by_values(rows: pd.DataFrame, known: list[str]) -> str | None:
-    usual = {_normalise(column): column for column in known if _normalise(column) in _SPLIT_IF_VALUES_FIT}
-    return next((column for column in usual.values() if rows[column].str.lower().isin(SPLIT_NAMES).all()), None)
+def find_group_and_split(
+    sheet: Path, rows: pd.DataFrame, known: list[str], options: DataOptions, notes: SourceNotes
+) -> tuple[str | None, str | None]:
+    """Return the columns of groups and splits among ``known``: those asked for, else by name and content."""
+    labels = _asked_columns(sheet, rows, options.label_column)
+    free = [column for column in known if column not in labels]
+    group = find_column(sheet, known, options.group_column, ()) or _group_column(rows, free, notes)
+    split = find_column(sheet, known, options.split_column, ()) or _split_column(rows, free, notes)
+    return group, split
+
+
+def _split_column(rows: pd.DataFrame, known: list[str], notes: SourceNotes) -> str | None:
+    """Return the column of splits: of a usual name with at least one name of a split, or of another with nothing else.
+    A column "part" of other words (arm, leg) is not."""
+    by_name = {_normalise(column): column for column in reversed(known)}
+    fits = {column: rows[column].str.lower().isin(SPLIT_NAMES) for column in by_name.values()}
+    usual = [by_name[name] for name in SPLIT if name in by_name]
+    others = [by_name[name] for name in _SPLIT_IF_VALUES_FIT if name in by_name and fits[by_name[name]].all()]
+    found = [c for c in usual if fits[c].any() or _normalise(c) == SPLIT[0]] + others  # "split" is no part of a body
+    notes.note("columns named like splits whose values are none, not used", [c for c in usual if c not in found])
+    return found[0] if found else None
+
+
+def _group_column(rows: pd.DataFrame, known: list[str], notes: SourceNotes) -> str | None:
+    """Return the column of patients or lesions by its name; not one of such a name whose cells are only words."""
+    by_name = {_normalise(column): column for column in reversed(known)}
+    named = [name for name in GROUP if name in by_name]
+    named += [name for name in by_name if name not in named and _LIKE_GROUP.fullmatch(name)]
+    words = [n for n in named if n in _MAY_BE_WORDS and rows[by_name[n]].str.fullmatch(r"\D{2,}|").all()]
+    notes.note(
+        "columns named like groups whose values are words, not used (group_column, --group-column uses one)",
+        [by_name[name] for name in words if rows[by_name[name]].nunique() < len(rows) / 2],
+    )
+    return next((by_name[name] for name in named if name not in words), None)
+
+
+def _is_first_of_names(image: str, names: pd.Series[str]) -> bool:
+    """Return whether a header is a name like those below it, with the same letters and as many digits: s000, s001."""
+    shapes = {re.sub(r"\d", "0", name) for name in names.head(_SAMPLE)}
+    return any(c.isdigit() for c in image) and shapes == {re.sub(r"\d", "0", image)}
+
+
+def _by_stem(
+    sheet: Path, root: Path, column: str, names: list[str], notes: SourceNotes, follow_links: bool
+) -> list[list[str]]:
+    """Return the files of names of which none is a file, by their names without suffix: the images were converted."""
+    files = locate(root, [name and file_stem(name) for name in names], follow_links=follow_links)
+    if not any(files):
+        others = image_files(root, follow_links=follow_links, first_only=True)
+        there = f"contains images such as {below(root, others[0])}" if others else "contains no images"
+        raise InputError(
+            f"{sheet}: none of the {len(names):,} names in the column {column} ({listed(names, 3)}) is an image in "
+            f"{root}, which {there}. Choose another column with image_column (--image-column), or the folder of the "
+            "images with image_folder (--image-folder)."
+        )
+    notes.note(
+        "images have another suffix than in the table",
+        [name for name, found in zip(names, files, strict=True) if found],
+    )
+    return files
 
 
 def image_column(sheet: Path, rows: pd.DataFrame, asked: str | None = None, folder: Path | None = None) -> str:
@@ -214,15 +297,22 @@ def find_column(sheet: Path, known: list[str], asked: str | None, usual: Sequenc
     return next((by_name[name] for name in usual if name in by_name), None)
 
 
+def _asked_columns(sheet: Path, rows: pd.DataFrame, asked: str | Sequence[str]) -> tuple[str, ...]:
+    known = [str(column) for column in rows.columns]
+    several = [asked] if isinstance(asked, str) else list(asked)
+    if isinstance(asked, str) and asked not in known:
+        several = [name.strip() for name in asked.split(",")]
+    return tuple(find_column(sheet, known, name, ()) or "" for name in several if name)
+
+
 def find_label_columns(
     sheet: Path, rows: pd.DataFrame, asked: str | Sequence[str] | None, taken: set[str | None]
 ) -> tuple[str, ...]:
-    known = [str(column) for column in rows.columns]
+    """Return the columns asked for; else the column of labels by its usual names; else the columns of zeros and ones,
+    where no other column can be the label."""
     if asked:
-        several = [asked] if isinstance(asked, str) else list(asked)
-        if isinstance(asked, str) and asked not in known:
-            several = [name.strip() for name in asked.split(",")]
-        return tuple(find_column(sheet, known, name, ()) or "" for name in several)
+        return _asked_columns(sheet, rows, asked)
+    known = [str(column) for column in rows.columns]
     free = {column: _normalise(column) for column in known if column not in taken}
     usual = [column for column, name in free.items() if name in _LABEL]
     usual = usual or [column for column, name in free.items() if name in _LABEL_IF_NO_OTHER]
@@ -233,15 +323,29 @@ def find_label_columns(
     if usual:
         return (usual[0],)
     values = {column: {value.lower() for value in rows[column].unique()} for column in known if column not in taken}
-    marked = [column for column, found in values.items() if found - {""} and found <= {*_MARKS, ""}]
+    likely = [column for column, found in values.items() if 2 <= len(found - {""}) <= min(_MOST_CLASSES, len(rows) / 2)]
+    describes = [column for column in values if _DESCRIBES & set(_normalise(column).split("_"))]
+    binary = [column for column, found in values.items() if found - {""} and found <= {*_MARKS, ""}]
+    marked = [column for column in binary if column not in describes]
+    other = [
+        c for c in values if (c in likely or c in binary) and c not in marked and (c in binary or c not in describes)
+    ]
+    uncertain = [column for column in other if values[column] <= {*_MARKS, "-1", "-1.0", ""} and column not in binary]
+    if uncertain and len(marked) + len(uncertain) > 1:
+        raise InputError(
+            f"{sheet}: the columns {listed(uncertain)} contain -1 beside 0 and 1. Replace -1 (uncertain) by 0, 1 or an "
+            "empty cell, or choose columns without it with label_column (--label-column NAME,NAME,…)."
+        )
     if len(marked) < 2:
-        likely = [
-            column for column, found in values.items() if 2 <= len(found - {""}) <= min(_MOST_CLASSES, len(rows) / 2)
-        ]
         suggestion = f" Columns with few values: {listed(likely)}." if likely else ""
         raise InputError(
             f"{sheet}: neither a label column nor several columns of zeros and ones found among {listed(known, 40)}."
             f"{suggestion} Choose with label_column (--label-column NAME, or NAME,NAME,…)."
+        )
+    if other:
+        raise InputError(
+            f"{sheet}: the labels may be the columns of zeros and ones ({listed(marked)}) or {listed(other)}. Choose "
+            f"with label_column (--label-column '{other[0]}', or --label-column '{','.join(marked[:20])}')."
         )
     return tuple(marked)
 
@@ -257,6 +361,12 @@ def labels_of(sheet: Path, rows: pd.DataFrame, columns: tuple[str, ...], separat
     split = [[name for piece in several if (name := piece.strip())] for several in pieces]
     _, classes = encode([name for names in split for name in names])
     index = {name: i for i, name in enumerate(classes)}
+    if len(classes) > max(len(cells) / 2, _FEWEST_TEXTS):
+        raise InputError(
+            f"{sheet}: the column {columns[0]} has {len(classes):,} different values in {len(cells):,} rows "
+            f"({listed(classes, 3)}): numbers or texts, not classes. Choose the labels with label_column "
+            "(--label-column)."
+        )
     if separator is None:
         return np.array([index.get(cell, -1) for cell in cells], dtype=np.int64), classes, labelled
     labels = np.zeros((len(cells), len(classes)), dtype=np.uint8)
@@ -286,7 +396,10 @@ def splits_of(sheet: Path, column: pd.Series[str]) -> npt.NDArray[np.str_]:
     """Read a column of splits, under any of their usual names."""
     cells = column.str.lower()
     if odd := sorted({cell or "(empty)" for cell in column[~cells.isin(SPLIT_NAMES)]}):
-        raise InputError(f"{sheet}: splits must be among {', '.join(SPLIT_NAMES)}; found {listed(odd)}.")
+        raise InputError(
+            f"{sheet}: splits must be among {', '.join(SPLIT_NAMES)}; found {listed(odd)} in the column {column.name}. "
+            "Rename them in the table, or choose another column with split_column (--split-column)."
+        )
     return np.array([SPLIT_NAMES[cell] for cell in cells], dtype=np.str_)
 
 

@@ -13,11 +13,10 @@ import pandas as pd
 from cclnet.data.archives import ArchivedImages, bytes_column, import_pyarrow, safe_name
 from cclnet.data.sources.folder_names import split_of_folder
 from cclnet.data.sources.manifest import (
-    GROUP,
     PARQUET_SUFFIXES,
-    SPLIT,
     as_text,
     find_column,
+    find_group_and_split,
     find_label_columns,
     labels_of,
     refuse_many_columns,
@@ -64,8 +63,7 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     row_of_file = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
     notes, sheet = SourceNotes(), files[0]
     known = [str(column) for column in rows.columns]
-    group = find_column(sheet, known, options.group_column, GROUP)
-    split = find_column(sheet, known, options.split_column, SPLIT)
+    group, split = find_group_and_split(sheet, rows, known, options, notes)
     name = find_column(sheet, known, options.image_column, _NAME)
     label_columns = find_label_columns(sheet, rows, options.label_column, {name, group, split})
     labels, classes, labelled = labels_of(sheet, rows, label_columns, options.label_separator)
