@@ -102,6 +102,7 @@ def test_data_options_reach_the_data(manifest: Path, split_option: str) -> None:
     shown = invoke("data", "show", manifest, *options(manifest, split_option))
     assert shown.exit_code == 0, shown.output
     assert "40 images, 2 classes" in shown.output and "train" in shown.output
+    assert "image from photo, label from kind, group from who, split from when" in shown.output
     audited = invoke("data", "audit", manifest, *options(manifest, split_option), "--out", manifest.parent / "audit",
                      "--cache-dir", manifest.parent / "cache", "--quiet")  # fmt: skip
     assert audited.exit_code == 0, audited.output
@@ -120,6 +121,8 @@ def test_train_with_data_options_then_resume_with_its_cache(manifest: Path) -> N
     assert again.exit_code == 0, again.output
     assert any((folder / "cache").rglob("shard-*.bin"))  # decoded into the folder the run was started with
     other = invoke("train", "--resume", folder / "run", "--accelerator", "cpu", "--cache-dir", folder / "other")
+    loud = invoke("train", manifest, *options(manifest), *TINY[:-1], "--out", folder / "loud")
+    assert "40 images, 2 classes (a 20, b 20), 40 groups; train 32, val 8; columns: image from photo" in loud.output
     assert other.exit_code == 0 and any((folder / "other").rglob("shard-*.bin"))
 
 

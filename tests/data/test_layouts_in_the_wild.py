@@ -556,6 +556,12 @@ class TestIdsInNames:
         [([f"{p:08d}_{s:03d}.png" for p in range(8) for s in range(2)], 8),
          ([f"TCGA-A{p}-X{p}-0{s}.png" for p in range(8) for s in range(2)], 8),
          ([f"patient{p:05d}/study1/view{s}.jpg" for p in range(8) for s in range(2)], 8),
+         ([f"SOB_B_A-14-{22549 + p}AB-40-00{s}.png" for p in range(8) for s in range(2)], 8),
+         ([f"OAS1_{p:04d}_MR1_mpr-1_{s}.jpg" for p in range(8) for s in range(2)], 8),
+         ([f"a/1{p:02d}/{s}.png" for p in range(8) for s in range(2)], 8),
+         ([f"a/SOB/SOB_B_{p}AB/{m}X/{s}.png" for p in range(8) for m in (40, 100) for s in range(2)], 8),
+         ([f"train/{p}/{s}.png" for p in "ab" for s in range(8)], 0),
+         ([f"x/site{p % 4}/{p}.png" for p in range(16)], 0),
          ([f"ISIC_{i:07d}.jpg" for i in range(16)], 0),
          ([f"benign ({i}).png" for i in range(16)], 0),
          ([f"Te-gl_{i:04d}.jpg" for i in range(16)], 0)],
@@ -569,6 +575,13 @@ class TestIdsInNames:
             from cclnet.data.identifiers import groups_by_regex
 
             assert len(set(groups_by_regex(names, found.regex))) == ids
+
+    def test_a_class_with_a_number_is_no_id(self, tmp_path: Path) -> None:
+        """EyePACS sorted into train/0 to train/4: the folders are the classes."""
+        names = [f"train/{k}/{i}.png" for k in range(5) for i in range(4)]
+        labels, classes = np.repeat(np.arange(5), 4), tuple("01234")
+        table = ImageTable("made", tmp_path, names, [tmp_path / n for n in names], labels, classes)
+        assert suspected_ids(table) is None
 
     def test_a_counter_shared_by_classes_is_no_id(self, tmp_path: Path) -> None:
         names = [f"{i:03d}_{c}.png" for i in range(8) for c in "ab"]

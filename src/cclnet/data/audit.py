@@ -62,6 +62,7 @@ class Description:
     sizes: dict[tuple[int, int], int]  # number of images per (height, width), over the images checked
     checked: int  # number of images whose size was read
     problems: tuple[str, ...]
+    columns: str = ""  # of a table, in words
 
     def __rich__(self) -> Group:
         lines = [
@@ -70,6 +71,7 @@ class Description:
             "groups: unknown" if self.groups is None
             else f"groups: {self.groups:,}, at most {self.largest_group} images per group",
             f"sizes: {self._sizes()}",
+            *([escape(self.columns)] if self.columns else []),
         ]  # fmt: skip
         table = Table("class", *_numbers("images", "share", *self.split_counts))
         for name, count in self.class_counts.items():
@@ -103,6 +105,7 @@ def describe(table: ImageTable) -> Description:
         groups=None if groups is None else len(groups), largest_group=0 if groups is None else int(groups.max()),
         split_counts={split: by_class(np.flatnonzero(table.splits == split)) for split in splits},
         sizes=sizes, checked=checked, problems=(*table.problems, *problems, *_ids_in_names(table)),
+        columns=table.columns,
     )  # fmt: skip
 
 

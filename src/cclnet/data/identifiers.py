@@ -17,6 +17,7 @@ from cclnet.errors import InputError
 _SEPARATOR, _FIELD = "[_. ()-]+", "[^/_. ()-]+"
 _SEPARATORS = re.compile(_SEPARATOR)
 _ID_WORD = re.compile(r"(?:patient|person|subject|subj|case|pat|pid|sub|study|lesion|specimen)[-_ ]?\d+", re.IGNORECASE)
+_MOST_FIELDS = 6  # of a file name that an id may have: SOB_B_A-14-22549AB-40-001.png
 _FEWEST_IDS = 5  # with several images; fewer are no pattern
 _LEAST_SHARED = 0.3  # share of the images that share their id with another
 _LEAST_PURITY = 0.8  # share of the images with the most common label of their id, where no word says that it is an id
@@ -66,9 +67,9 @@ class SuspectedIds:
 def suspected_ids(table: ImageTable, splits: npt.NDArray[np.str_] | None = None) -> SuspectedIds | None:
     """Return the ids that the image names seem to contain; None where there are none, or where groups are known.
 
-    An id is a part of the path or the beginning of the file name that contains a digit, that many images share, and
-    whose images mostly have one label (unless a word such as "patient" stands before it). ``splits``: by default those
-    of the table.
+    An id is a part of the path, the beginning of the file name or a folder inside the class folder that contains a
+    digit, that many images share, and whose images mostly have one label (unless a word such as "patient" stands before
+    it). ``splits``: by default those of the table.
     """
     if table.groups is not None:
         return None
@@ -77,8 +78,22 @@ def suspected_ids(table: ImageTable, splits: npt.NDArray[np.str_] | None = None)
     worded = [match[0] if (match := _ID_WORD.search(name)) else "" for name in table.names]
     if found := _check(table, splits, worded, worded=True):
         return found
-    beginnings = (_check(table, splits, [_prefix(stem, fields) for stem in stems], False) for fields in (1, 2, 3))
-    return max(filter(None, beginnings), key=lambda found: found.images, default=None)
+    fields = range(1, _MOST_FIELDS + 1)
+    beginnings = (_check(table, splits, [_prefix(stem, count) for stem in stems], False) for count in fields)
+    folders = (
+        _check(table, splits, _folders(table, level), False, rf"([^/]+)(?:/[^/]*){{{level}}}$") for level in (1, 2, 3)
+    )
+    return max(filter(None, (*beginnings, *folders)), key=lambda found: found.images, default=None)
+
+
+def _folders(table: ImageTable, level: int) -> list[str]:
+    """Return the folder so many levels above each image, "" where it is the first, the class, or without a digit."""
+    found = []
+    for name, label in zip(table.names, table.label_names(), strict=True):
+        above = name.split("/")[:-1]
+        folder = above[-level] if len(above) > level else ""
+        found.append(folder if folder != label and any(character.isdigit() for character in folder) else "")
+    return found
 
 
 def _prefix(name: str, fields: int) -> str:
@@ -96,7 +111,7 @@ def _prefix(name: str, fields: int) -> str:
 
 
 def _check(
-    table: ImageTable, splits: npt.NDArray[np.str_] | None, keys: list[str], worded: bool
+    table: ImageTable, splits: npt.NDArray[np.str_] | None, keys: list[str], worded: bool, regex: str = ""
 ) -> SuspectedIds | None:
     """Return what is known of the keys of the images if they look like ids, else None."""
     counts = Counter(key for key in keys if key)
@@ -116,7 +131,7 @@ def _check(
         pairs = {(keys[row], str(splits[row])) for row in rows}
         divided = sum(count > 1 for count in Counter(key for key, _ in pairs).values())
     example = next(key for key in keys if key in several)
-    return SuspectedIds(_regex(several, worded), example, len(several), len(rows), divided)
+    return SuspectedIds(regex or _regex(several, worded), example, len(several), len(rows), divided)
 
 
 def _regex(keys: set[str], worded: bool) -> str:
@@ -132,4 +147,6 @@ def _regex(keys: set[str], worded: bool) -> str:
     if worded:
         return f"(?i){_ID_WORD.pattern}"
     fields = len(_SEPARATORS.split(next(iter(keys))))
+    if fields > 2:
+        return f"((?:{_FIELD}{_SEPARATOR}){{{fields - 1}}}{_FIELD}){_SEPARATOR}[^/]*$"
     return "(" + _SEPARATOR.join([_FIELD] * fields) + ")" + _SEPARATOR + "[^/]*$"

@@ -49,6 +49,7 @@ class ImageTable:
     splits: npt.NDArray[np.str_] | None = None  # train, calibration, val or test
     extra: pd.DataFrame = field(default_factory=pd.DataFrame)  # further columns
     problems: tuple[str, ...] = ()  # one sentence per kind of image or label that was left out
+    columns: str = ""  # of a table: which of its columns were read, in words
 
     def __post_init__(self) -> None:
         count = len(self.names)
@@ -90,6 +91,17 @@ class ImageTable:
     def label_names(self) -> list[str]:
         """Return the class name of each image; the classes of a multi-label image are joined with "|"."""
         return label_texts(self.labels, self.classes)
+
+    def in_words(self, splits: npt.NDArray[np.str_] | None = None) -> str:
+        """Return in one line how the data was read, so that a wrong reading is seen before it is trained on."""
+        counts = zip(self.classes, self.class_counts().tolist(), strict=True)
+        classes = listed([f"{name} {count:,}" for name, count in counts], 10)
+        text = f"{self.source}: {len(self):,} images, {self.num_classes} classes ({classes})"
+        text += "" if self.groups is None else f", {len(np.unique(self.groups)):,} groups"
+        if splits is not None:
+            present = [split for split in SPLITS if split in splits]
+            text += f"; {', '.join(f'{split} {np.count_nonzero(splits == split):,}' for split in present)}"
+        return text + (f"; {self.columns}" if self.columns else "")
 
     def select(self, rows: npt.NDArray[np.intp]) -> ImageTable:
         """Return the table of the given rows, in their order."""

@@ -185,6 +185,8 @@ def prepare_data(
             images = decode(table, settings.short_side, cache_dir=settings.cache_folder, progress=progress)
         else:
             table, splits = (table, make_split(table, settings.split)) if divide is None else divide(table)
+            if progress:
+                Console(stderr=True).print(table.in_words(splits), highlight=False, markup=False, soft_wrap=True)
             _print_estimate(settings, table, splits, fabric, progress)
             screened = screen(table, splits, settings, progress)
             table, splits, images = screened.table, screened.splits, screened.images

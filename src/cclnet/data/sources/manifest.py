@@ -157,7 +157,11 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     groups = None if group is None else notes.fill_groups(rows[group].tolist(), names)
     splits = notes.splits_of_folders(root, paths) if split is None else splits_of(sheet, rows[split])
     images, extra = [Path(path) for path in paths], rows.drop(columns=used)
-    table = ImageTable(SOURCE.title, root, names, images, labels[kept], classes, groups, splits, extra)
+    read_as = {"image": image, "label": listed(label_columns, 5), "group": group, "split": split}
+    columns = f"columns: {', '.join(f'{what} from {column}' for what, column in read_as.items() if column)}"
+    table = ImageTable(
+        SOURCE.title, root, names, images, labels[kept], classes, groups, splits, extra, columns=columns
+    )  # fmt: skip
     return finish(table, notes, options)
 
 
