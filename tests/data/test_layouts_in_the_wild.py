@@ -128,6 +128,8 @@ class TestFoldersThatAreNoClasses:
             open_data(tmp_path)
         assert open_data(tmp_path, class_level=1).classes == ("site_A", "site_B")
         assert labels_of(open_data(tmp_path, class_level=2))["site_B/nv/0.png"] == "nv"
+        with pytest.raises(InputError, match=r"no image lies in a folder of level 3"):
+            open_data(tmp_path, class_level=3)
         class_folders(tmp_path / "split", {f"{split}/40X/{label}": 2 for split in ("train", "test") for label in "ab"})
         assert open_data(tmp_path / "split", class_level=2).classes == ("a", "b")
 
@@ -646,6 +648,9 @@ class TestLeavingOut:
         assert dict(zip(table.classes, table.class_counts().tolist(), strict=True)) == {"Normal": 3, "pneumonia": 3}
         write_csv(merged, [["old", "new"], ["viurs", "pneumonia"]])
         with pytest.raises(InputError, match="did you mean 'virus'"):
+            open_data(tmp_path / "data", merge_labels=str(merged))
+        write_csv(merged, [["virus", "pneumonia"], ["bacteria", "pneumonia"]])  # virus would not be merged
+        with pytest.raises(InputError, match="expected the columns old and new, got virus, pneumonia"):
             open_data(tmp_path / "data", merge_labels=str(merged))
 
     def test_merge_several_labels(self, tmp_path: Path) -> None:

@@ -89,6 +89,11 @@ def read(path: Path, options: DataOptions) -> ImageTable:
                 inside[above[0]][next((nfc(folder) for folder in above[1:] if not is_container(folder)), "")] += 1
         else:
             unlabelled.append(name)
+    if options.class_level and not rows:
+        raise InputError(
+            f"{path}: no image lies in a folder of level {options.class_level} (class_level, --class-level), such as "
+            f"{listed(unlabelled, 3)}. Choose a smaller level."
+        )
     notes.exclude("images without a label (in no class folder)", unlabelled)
     notes.note(
         "segmentation masks, left out (keep_masks, --keep-masks keeps them)",

@@ -92,7 +92,8 @@ def _read_merged(path: Path, table: ImageTable) -> Mapping[str, str]:
 
     rows = read_sheet(path)
     by_name = {str(column).lower(): str(column) for column in rows.columns}
-    if not ({"old", "new"} <= by_name.keys() or len(by_name) == 2):
+    named = {"old", "new"} <= by_name.keys()
+    if not named and (len(by_name) != 2 or set(by_name.values()) & set(table.classes)):  # the first line is no header
         raise InputError(f"{path}: expected the columns old and new, got {', '.join(map(str, rows.columns))}.")
     old, new = ([by_name[n] for n in ("old", "new")] if "old" in by_name else list(rows.columns))[:2]
     names: dict[str, str] = {}
