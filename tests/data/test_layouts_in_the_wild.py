@@ -118,6 +118,22 @@ class TestFoldersThatAreNoClasses:
             open_data(tmp_path)
         assert open_data(tmp_path, exclude="brain_tumor_dataset/*").classes == ("no", "yes")
         assert open_data(tmp_path / "brain_tumor_dataset").classes == ("no", "yes")
+        blood = {f"images/{s}/{c}": 1 for s in ("TRAIN", "TEST", "TEST_SIMPLE") for c in ("a", "b")}
+        class_folders(tmp_path / "blood", blood)
+        with pytest.raises(InputError, match=r"--exclude 'images/TEST_SIMPLE/\*'"):
+            open_data(tmp_path / "blood")
+        assert splits_of(open_data(tmp_path / "blood", exclude="images/TEST_SIMPLE/*")) == [
+            "test",
+            "test",
+            "train",
+            "train",
+        ]
+
+    def test_one_class_named_like_a_split(self, tmp_path: Path) -> None:
+        class_folders(tmp_path, {"valid": 2, "invalid": 2})
+        with pytest.raises(InputError, match=r"one class folder only \(invalid\).*valid.*--source folders"):
+            open_data(tmp_path)
+        assert open_data(tmp_path, source="folders").classes == ("invalid", "valid")
 
     def test_the_same_folders_in_each_class_folder(self, tmp_path: Path) -> None:
         """Magnifications or hospitals above the classes: neither reading is taken without asking."""

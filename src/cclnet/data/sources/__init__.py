@@ -136,11 +136,13 @@ def _nothing_fits(path: Path) -> str:
         return f"{path} is not a data set, but {folder} looks like one ({titles}): give that path."
     others = plain_files(path, _OTHER_TABLES)
     unread = f" {listed([file.name for file in others], 4)}: save tables as CSV to use them." if others else ""
-    if len(containers := folders.container_folders(path)) > 1:
+    containers = folders.container_folders(path)
+    names = f"{listed([folder.name for folder in containers], 6)} are names of splits, formats, containers or patients"
+    if len(containers) > 1:
         return (
-            f"{path}: {listed([folder.name for folder in containers], 6)} are names of splits, formats, containers or "
-            "patients, not of classes, and no table beside them names the images. If a table does, choose its columns "
-            f"(--image-column, --label-column); if these folders are the classes, choose --source folders.{unread}"
+            f"{path}: {names}, not of classes, and no table beside them names the images. If a table does, choose its "
+            "columns (--image-column, --label-column); if these folders are the classes, choose --source folders."
+            f"{unread}"
         )
     tables = plain_files(path, manifest.SUFFIXES)
     if broken := [table.name for table in tables if not manifest.read_columns(table)]:
@@ -151,10 +153,11 @@ def _nothing_fits(path: Path) -> str:
             f"{path}: no column of a table is recognised as the names of the images ({columns}). Choose the columns "
             "(--image-column, --label-column), and --image-folder if the images are elsewhere."
         )
-    if names := folders.class_names(path):
+    if classes := folders.class_names(path):
+        beside = f" ({names}; if they are classes, choose --source folders)" if containers else ""
         return (
-            f"{path} has one class folder only ({', '.join(names)}). A classifier needs at least two classes: folders "
-            f"beside it, or a table (image,label) of the images.{unread}"
+            f"{path} has one class folder only ({', '.join(classes)}). A classifier needs at least two classes: "
+            f"folders beside it{beside}, or a table (image,label) of the images.{unread}"
         )
     if files := image_files(path, follow_links=True, first_only=True):
         return (

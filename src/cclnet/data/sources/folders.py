@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from cclnet.data.sources.folder_names import (
     splits_among,
 )
 from cclnet.data.sources.masks import find_masks
-from cclnet.data.sources.selection import is_excluded
+from cclnet.data.sources.selection import keep
 from cclnet.data.sources.source import Source, SourceNotes, below, encode, finish, image_files, nfc, subfolders
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError
@@ -65,9 +65,13 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     any_name = options.source == "folders" and len(layout.classes) < 2
     containers = {folder.name for folder in layout.containers}
     files = image_files(path, follow_links=options.follow_links)
+    if options.exclude_patterns:  # here already, because what is left out says nothing of classes and splits
+        kept = keep([below(path, file).replace(os.sep, "/") for file in files], notes, options)
+        files, options = [file for file, one in zip(files, kept, strict=True) if one], replace(options, exclude="")
     masks = set() if options.keep_masks else set(find_masks(path, files))
     rows: list[tuple[str, str, str, str]] = []  # name, label, split, group
     inside: dict[str, Counter[str]] = defaultdict(Counter)  # images of each folder inside a class folder, "" for none
+    where: dict[str, str] = {}  # the path of each class folder, where it is first found
     unlabelled: list[str] = []
     for file in files:
         if file in masks:
@@ -85,8 +89,8 @@ def read(path: Path, options: DataOptions) -> ImageTable:
             above = [] if is_mask_folder(above[0]) else above[1:]
         if above:
             rows.append((name, nfc(above[0]).strip(), split, group))
-            if not is_excluded(name, options.exclude_patterns):
-                inside[above[0]][next((nfc(folder) for folder in above[1:] if not is_container(folder)), "")] += 1
+            where.setdefault(above[0], "/".join(name.split("/")[: -len(above)]))
+            inside[above[0]][next((nfc(folder) for folder in above[1:] if not is_container(folder)), "")] += 1
         else:
             unlabelled.append(name)
     if options.class_level and not rows:
@@ -101,7 +105,7 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     )
     names, labels, splits, groups = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [], [])
     if not (options.source == "folders" or options.class_level):
-        _refuse_two_readings(path, inside, bool(layout.ids))
+        _refuse_two_readings(path, inside, where, bool(layout.ids))
         notes.note(
             "folders inside class folders are no classes; class_level (--class-level 2) reads them as classes",
             _classes_inside(inside),
@@ -120,14 +124,15 @@ def read(path: Path, options: DataOptions) -> ImageTable:
     return finish(table, notes, options)
 
 
-def _refuse_two_readings(path: Path, inside: dict[str, Counter[str]], ids: bool) -> None:
+def _refuse_two_readings(path: Path, inside: dict[str, Counter[str]], where: dict[str, str], ids: bool) -> None:
     """Refuse a class folder that contains folders named like the other classes, and class folders that all contain the
     same folders: which of them are the classes cannot be known."""
     for name, counts in inside.items():
         if len(copies := sorted(counts.keys() & (inside.keys() - {name}))) > 1:
             raise InputError(
                 f"{path}: {name} contains folders with the names of the classes beside it ({listed(copies)}), so it is "
-                f"no class, and may be a copy. Leave it out with exclude (--exclude '{name}/*'), or give {path / name}."
+                f"no class, and may be a copy. Leave it out with exclude (--exclude '{where[name]}/*'), or give "
+                f"{path / where[name]}."
             )
     if ids or len(inside) < 2:
         return
