@@ -62,7 +62,9 @@ class DataOptions:
     group_column: str = setting("", "Column of the patient or lesion, whose images stay in one split.")
     split_column: str = setting("", "Column with train, calibration, val or test.", old_name="part_column")
     label_separator: str = setting("", "Separator of several labels in one cell. Default: | or ; if found.")
-    image_folder: str = setting("", "Folder the names in a manifest are relative to. Default: its own folder.")
+    image_folder: str = setting(
+        "", "Folder to which the names in a manifest are relative. Default: the folder of the manifest."
+    )
     class_level: int = setting(
         0, "Folders of this level are the classes: 1 for those in DATA (or in train, val, test), 2 for those inside.",
         low=0,
@@ -123,14 +125,18 @@ class SplitSettings:
     it. The same seed gives the same split, whatever the order of the rows.
     """
 
-    by: str = setting("auto", "How to split.", choices=("auto", "given", "group", "class"))
+    by: str = setting(
+        "auto",
+        "What to split by: groups (patients, lesions), classes, or as given with the data.",
+        choices=("auto", "given", "group", "class"),
+    )
     val: float = setting(0.2, "Share of the images for validation.", low=0, below=1)
-    test: float = setting(0.0, "Share of the images for the test.", low=0, below=1)
+    test: float = setting(0.0, "Share of the images for testing.", low=0, below=1)
     calibration: float = setting(0.0, "Share of the images to calibrate on.", low=0, below=1)
     folds: int | None = setting(None, "Number of cross-validation folds; `val` is then not used.", low=2, high=1000)
     fold: int = setting(0, "The fold that is the validation split, from 0.", low=0)
     seed: int = setting(0, "Seed of the split.", low=0)
-    file: str = setting("", "A split.csv to use; only `allow_leaks` then matters besides.")
+    file: str = setting("", "A split.csv to use. Other split settings than `allow_leaks` then have no effect.")
     allow_leaks: bool = setting(False, "Accept a given split, or a file, with a group in two splits.")
 
     def __post_init__(self) -> None:
@@ -158,9 +164,11 @@ class AugmentSettings:
                         synonyms=("image_size", "img_size", "input_size", "size"))  # fmt: skip
     horizontal_flip: float = setting(0.5, "Probability of a horizontal flip.", low=0, high=1)
     vertical_flip: float = setting(0.5, "Probability of a vertical flip.", low=0, high=1)
-    brightness: float = setting(0.1, "Strength s: the factor is uniform in [max(0, 1 − s), 1 + s].", low=0)
-    contrast: float = setting(0.1, "As brightness.", low=0)
-    saturation: float = setting(0.1, "As brightness.", low=0)
+    brightness: float = setting(
+        0.1, "Strength s of the change of brightness: the factor is uniform in [max(0, 1 − s), 1 + s].", low=0
+    )
+    contrast: float = setting(0.1, "Strength of the change of contrast, as for brightness.", low=0)
+    saturation: float = setting(0.1, "Strength of the change of saturation, as for brightness.", low=0)
     hue: float = setting(0.02, "The hue shift is uniform in [−hue, hue], as a share of the colour circle.",
                          low=0, high=0.5)  # fmt: skip
     resized_crop: tuple[float, float] | None = setting(
@@ -189,7 +197,11 @@ class AugmentSettings:
                              synonyms=("random_erasing",))  # fmt: skip
     mixup: float = setting(0.0, "α of Beta(α, α) for mixing each image with the previous one in the batch. 0: off.",
                            low=0)  # fmt: skip
-    cutmix: float = setting(0.0, "As mixup, for pasting a box. With both, each image gets one of the two.", low=0)
+    cutmix: float = setting(
+        0.0,
+        "α of Beta(α, α) for pasting a box of the previous image. With mixup, each image gets one of the two. 0: off.",
+        low=0,
+    )
 
     def __post_init__(self) -> None:
         check(self, "setting augment.")
@@ -218,7 +230,7 @@ class Settings(DataOptions):
     data: str = setting("synthetic", "A folder, a table, an .npz file, medmnist:NAME, or synthetic[:settings].")
     short_side: int = setting(256, "Images are decoded once to this short side, in pixels.", low=8, high=65536)
     test_short_side: int | None = setting(
-        None, "The same for test images. Default: objects appear as large as in training on average.",
+        None, "Short side of test images, in pixels. Default: objects appear as large as in training on average.",
         low=8, high=65536,
     )  # fmt: skip
     mean: tuple[float, ...] = setting(
@@ -230,7 +242,7 @@ class Settings(DataOptions):
                          low=0, synonyms=("n_folds", "cv"))  # fmt: skip
     augment: AugmentSettings = setting(AugmentSettings(), "How training images are augmented.")  # noqa: RUF009
     ordered: bool | None = setting(
-        None, "Whether the classes have an order, as grades do. Default: if their names are numbers in a row.",
+        None, "Whether the classes have an order, as grades do. Default: whether their names are grades in a row.",
     )  # fmt: skip
     by: str = setting("", "Columns of the table whose subgroups are scored: sex,age,site.")
     cache_dir: str = setting("", "Folder for decoded images. Default: cclnet in the user's cache folder.")
@@ -265,7 +277,7 @@ class Settings(DataOptions):
         above=0, high=1, synonyms=("layer_wise_lr_decay", "llrd"),
     )  # fmt: skip
     weight_decay: float = setting(1e-4, "Weight decay.", low=0, high=1e6, synonyms=("wd",))
-    decay_norms: bool = setting(True, "Apply weight decay to norms and biases of the network, too.")
+    decay_norms: bool = setting(True, "Apply weight decay also to the norms and biases of the network.")
     clip: float = setting(1.0, "Largest gradient norm, of network and head separately. 0: off.", low=0,
                           synonyms=("grad_clip", "gradient_clip", "gradient_clip_val", "max_grad_norm"))  # fmt: skip
     schedule: str = setting("step", "Learning rate schedule.", choices=("step", "cosine", "constant"),
@@ -275,7 +287,7 @@ class Settings(DataOptions):
         synonyms=("milestones",),
     )  # fmt: skip
     drop_factor: float = setting(0.1, "Factor of each drop.", low=0, high=1, synonyms=("gamma",))
-    warmup_epochs: float = setting(0.0, "Linear warm-up of the learning rate.", low=0, synonyms=("warmup",))
+    warmup_epochs: float = setting(0.0, "Epochs of linear warm-up of the learning rate.", low=0, synonyms=("warmup",))
     ema: float = setting(
         0.0, "Decay of an exponential moving average of the weights, which is then tested and shipped. 0: off.",
         low=0, high=0.999999, synonyms=("ema_decay",),
@@ -286,29 +298,35 @@ class Settings(DataOptions):
         0.0, "Train with τ log(class frequency) added to the logits. 1: balanced softmax. 0: off.", low=0,
         synonyms=("tau", "balanced_softmax"),
     )  # fmt: skip
-    batch_norm: str = setting("batch", "Statistics per device, over all GPUs, or frozen as given.",
-                              choices=("batch", "sync", "frozen"))  # fmt: skip
+    batch_norm: str = setting(
+        "batch", "Statistics of batch norm: of each device, over all GPUs, or frozen at their initial values.",
+        choices=("batch", "sync", "frozen"),
+    )  # fmt: skip
     # Decisions from the probabilities of the finished model.
-    decision: str = setting("", "Decision rule. Default: costs if any are given, else accuracy.",
-                            choices=("accuracy", "balanced", "costs"), synonyms=("rule",))  # fmt: skip
+    decision: str = setting(
+        "", "Rule that chooses the class from the probabilities. Default: costs if any are given, else accuracy.",
+        choices=("accuracy", "balanced", "costs"), synonyms=("rule",),
+    )  # fmt: skip
     cost: str = setting("", "Costs of errors: MEL|BCC:NV=10 (true:predicted), or a CSV or TOML file. Others cost 1.",
                         synonyms=("costs", "cost_matrix"))  # fmt: skip
     tta: str = setting("none", "Test-time augmentation: average the logits of 1, 2, 4, 8 or 5 views (forward passes).",
                        choices=tuple(TTA))  # fmt: skip
     # Running.
     seed: int = setting(0, "Seed of weights, batches and augmentation.", low=0, synonyms=("random_state",))
-    precision: str = setting("auto", "auto is bf16 on a GPU that supports it, else float32.",
+    precision: str = setting("auto", "Floating-point precision. auto: bf16 on a GPU that supports it, else 32.",
                              choices=("auto", "32", "bf16", "64"), synonyms=("dtype", "amp"))  # fmt: skip
     compile: bool | None = setting(
-        None, "Compile the network. Default: on a GPU, for long runs. False: no CUDA graph either."
+        None, "Compile the network; if false, CUDA graphs are off as well. Default: on a GPU, for long runs."
     )
-    resident: bool | None = setting(None, "Keep the images on the device. Default: if they fit, else streamed.")
+    resident: bool | None = setting(
+        None, "Keep the images on the device instead of streaming them. Default: if they fit."
+    )
     deterministic: bool = setting(False, "Identical results every time, also on a GPU; slower.")
     validate_every: int = setting(1, "Epochs from one validation to the next.", low=1)
-    max_minutes: float = setting(0.0, "Stop training after this long. 0: never.", low=0)
+    max_minutes: float = setting(0.0, "Stop training after this many minutes. 0: never.", low=0)
     logger: str = setting(
-        "", "Further copies of the history: tensorboard, csv, mlflow, wandb, several with commas, or none. Default: "
-        "tensorboard if it is installed.",
+        "", "Where to copy the history of the epochs: tensorboard, csv, mlflow, wandb, separated by commas, or none. "
+        "Default: tensorboard if it is installed.",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from PIL import Image
 from typer.testing import CliRunner
 
+import cclnet.presets
 from cclnet import InputError, __version__
 from cclnet.cli import app, main, parse_seeds
 from cclnet.cli.compare_command import compare_methods
@@ -22,7 +24,7 @@ from cclnet.cli.train_command import train
 from cclnet.errors import show_warnings_as_notes
 from cclnet.runs.checksums import write_covered
 from cclnet.schema import rules
-from cclnet.settings import DataOptions, Settings
+from cclnet.settings import DataOptions, Settings, read_settings
 
 TINY = ["--short-side", "32", "--backbone", "test_resnet", "--epochs", "1", "--batch-size", "16", "--set",
         "augment.crop=28", "--accelerator", "cpu", "--quiet"]  # fmt: skip
@@ -88,6 +90,18 @@ def test_train_has_an_option_for_every_plain_setting() -> None:
     help_text = invoke("train", "--help").output
     assert "--lr-ccl" in help_text and rules(Settings)["lr"].help in help_text
     assert "--part-column" not in help_text  # accepted, but hidden
+
+
+def test_help_shows_the_defaults_of_the_command_and_not_of_the_preset_paper() -> None:
+    probe: Any = typer.main.get_command(app).commands["probe"]  # type: ignore[attr-defined]
+    own = {parameter.name: getattr(parameter, "help", "") for parameter in probe.params}
+    preset = read_settings(Path(cclnet.presets.__file__).with_name("probe.preset.toml"))
+    shown = {name: value for name, value in preset.items() if name in own and not isinstance(value, bool)}
+    assert len(shown) >= 5 and all(f"Default: {value}" in own[name] for name, value in shown.items())
+    assert "else balanced." in own["decision"] and "accuracy." not in own["decision"].partition("Default")[2]
+    for command in ("predict", "serve", "export", "evaluate"):
+        assert "that of the run." in " ".join(invoke(command, "--help").output.replace("│", "").split())
+    assert "the defaults are those of the preset paper" in invoke("train", "--help").output
 
 
 def test_commands_share_the_data_options() -> None:

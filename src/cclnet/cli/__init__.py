@@ -12,7 +12,7 @@ import inspect
 import io
 import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -31,30 +31,32 @@ app = typer.Typer(
 
 # Arguments and options of several commands.
 SOURCES = "Folder, CSV, Parquet, tar, .npz, medmnist:NAME or synthetic."
-Data = Annotated[str, typer.Argument(help=f"{SOURCES} Default: a small demo run.")]
+Data = Annotated[str, typer.Argument(help=f"{SOURCES} Default: a small synthetic set.")]
 MovedData = Annotated[str | None, typer.Option(help="Where the images are, if they have moved since training.")]
 Draws = Annotated[int, typer.Option(min=2, help="Bootstrap draws for the intervals.")]
-Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-_PRESET = "paper, finetune, quick, best or a .toml. Default: finetune if pretrained weights are available, else paper."
+Accelerator = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
+_PRESET = "paper, finetune, quick, best or a .toml file. Default: finetune if pretrained weights are found, else paper."
 Preset = Annotated[str, typer.Option(help=_PRESET)]
 Refuse = Annotated[
     float | None,
-    typer.Option(min=0, max=0.5, help="Refuse images as unusual as this share of the held-out ones; 0: none. "
-                 "Default: 0.01."),
+    typer.Option(min=0, max=0.5, help="Refuse images that are farther from the training images than all but this share "
+                 "of the held-out images. 0: refuse none. Default: 0.01."),
 ]  # fmt: skip
 # Options of sweeps, as SweepOptions has them.
-MaxMinutes = Annotated[float, typer.Option(help="Limit for everything; the same command continues later.")]
+MaxMinutes = Annotated[
+    float, typer.Option(help="Time limit of the command; the same command continues later. 0: none.")
+]
 Parallel = Annotated[
-    int, typer.Option(help="Runs at once on this machine, spread over the GPUs or sharing the cores. Ray decides by "
-                      "the resources of a run.")
+    int, typer.Option(help="Number of runs at once on this machine, which divide its GPUs, or its cores. With Ray "
+                      "the resources of a run decide.")
 ]  # fmt: skip
-Shard = Annotated[str, typer.Option(help="i/n: this is machine i of n that share the runs.")]
-StallMinutes = Annotated[float, typer.Option(help="Restart a run that makes no progress for so long.")]
-Executor = Annotated[str, typer.Option(help="local: this machine; ray: a Ray cluster.")]
+Shard = Annotated[str, typer.Option(help="i/n: this machine is number i of n that divide the runs.")]
+StallMinutes = Annotated[float, typer.Option(help="Restart a run that makes no progress for this many minutes.")]
+Executor = Annotated[str, typer.Option(help="Where to run: local (this machine) or ray (a Ray cluster).")]
 Address = Annotated[
     str | None,
-    typer.Option(help="Of the Ray cluster: auto (the one this node belongs to) or HOST:PORT. Default: Ray is started "
-                 "on this machine."),
+    typer.Option(help="Address of the Ray cluster: auto (the cluster of this node) or HOST:PORT. Default: start Ray on "
+                 "this machine."),
 ]  # fmt: skip
 CellCpus = Annotated[float | None, typer.Option(help="Ray: CPUs of each run. Default: 1.")]
 CellGpus = Annotated[
@@ -65,13 +67,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
 def with_settings(
-    kind: type, *, only: tuple[str, ...] = (), without: tuple[str, ...] = ()
+    kind: type, *, only: tuple[str, ...] = (), without: tuple[str, ...] = (), defaults: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one option per field of a settings class in place of its ``**settings``.
 
     The command receives the options that were given, by field name. Fields that are not of plain type, or that the
-    command declares itself, have no option. Commands that take all ``Settings`` also get ``--set``.
+    command declares itself, have no option. Commands that take all ``Settings`` also get ``--set``. ``defaults`` are
+    the texts of the defaults, by field name, of a command that has others than the settings class.
     """
+    complete = issubclass(kind, Settings) and not only
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -80,10 +84,10 @@ def with_settings(
             parameter
             for field in dataclasses.fields(kind)
             if field.name not in names and field.name not in without and (not only or field.name in only)
-            for parameter in _options(kind, field)
+            for parameter in _options(kind, field, (defaults or {}).get(field.name), PRESETS_APPLY if complete else "")
             if parameter.name not in names
         ]
-        if issubclass(kind, Settings) and not only:
+        if complete:
             generated.append(_parameter("overrides", Annotated[list[str] | None, _SET]))
 
         @functools.wraps(command)
@@ -106,22 +110,25 @@ def with_settings(
     return decorate
 
 
+PRESETS_APPLY = " (the defaults are those of the preset paper; --preset and --recipe replace them)"
 _SET = typer.Option("--set", help="Any setting, name=value: --set augment.hue=0.1 --set method_settings.softness=0.7")
 
 
-def _options(kind: type, field: dataclasses.Field[Any]) -> Iterator[inspect.Parameter]:
-    """The option of a setting, and a hidden one for its old name."""
+def _options(kind: type, field: dataclasses.Field[Any], default: str | None, note: str) -> Iterator[inspect.Parameter]:
+    """The option of a setting, and a hidden one for its old name. ``default`` replaces that of the settings class."""
     hint = typing.get_type_hints(kind)[field.name]
     plain = next((t for t in (str, int, float, bool) if t in (hint, *typing.get_args(hint))), None)
     if plain is None or typing.get_origin(hint) in (tuple, dict):
         return
-    rule, default = rules(kind)[field.name], default_text(field)
+    rule = rules(kind)[field.name]
+    description = rule.help if default is None else rule.help.partition(" Default: ")[0]
+    default = default_text(field) if default is None else default
     facts = [
-        rule.help,
+        description,
         f"One of {', '.join(rule.choices)}." if rule.choices else "",
         f"Default: {default}." if default and plain is not bool else "",
     ]
-    panel = "Data options" if field.name in rules(DataOptions) else "Settings"
+    panel = "Data options" if field.name in rules(DataOptions) else f"Settings{note}"
     option = typer.Option(help=" ".join(filter(None, facts)), rich_help_panel=panel, show_default=False)
     yield _parameter(field.name, Annotated[plain | None, option])
     if rule.old_name:
@@ -155,7 +162,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 def every_command(
     version: Annotated[bool, typer.Option("--version", help="Print versions and exit.")] = False,
 ) -> None:
-    """CCL-Net: train medical image classifiers with soft labels learned from the images."""
+    """Train, evaluate and serve classifiers of medical images. Contains CCL-Net, which learns soft labels."""
     if version:
         from cclnet.runs.provenance import versions
 

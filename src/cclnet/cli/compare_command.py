@@ -17,7 +17,7 @@ Primary = Annotated[str | None, typer.Option(help="The score of the overall verd
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or predictions.csv files.")],
     out: Annotated[Path, typer.Option(help="Folder for comparison.html, .md and .json, and scores.md.")],
-    against: Annotated[str | None, typer.Option(help="Compare every method with this one. Default: all pairs.")] = None,
+    against: Annotated[str | None, typer.Option(help="Method to compare all others with. Default: all pairs.")] = None,
     primary: Primary = None,
     draws: Draws = 1000,
 ) -> None:
@@ -31,11 +31,15 @@ def compare(
 @with_executor
 def compare_methods(
     data: Data = "",
-    methods: Annotated[str, typer.Option(help="With settings after a colon: hard,lsr:epsilon=0.3. Default: all.")] = "",
-    seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0,1,2",
+    methods: Annotated[
+        str, typer.Option(help="Methods, with settings after a colon: hard,lsr:epsilon=0.3. Default: all.")
+    ] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/methods"),
     results: Annotated[Path | None, typer.Option(help="Folder for comparison and results. Default: OUT.")] = None,
-    against: Annotated[str, typer.Option(help="Compare with this one; all: every pair. Default: hard labels.")] = "",
+    against: Annotated[
+        str, typer.Option(help="Method to compare all others with; all: every pair. Default: hard.")
+    ] = "",
     primary: Primary = None,
     preset: Preset = "",
     recipe: Annotated[Path | None, typer.Option(help="Settings from a TOML file.")] = None,

@@ -13,7 +13,11 @@ from cclnet.settings import Settings
 OUT = "Folder to write to. Default: that of RUN, which then also gets calibration.json. With another, RUN is unchanged."
 
 
-@with_settings(Settings, only=("decision", "cost", "by", "ordered"))
+@with_settings(
+    Settings,
+    only=("decision", "cost", "by", "ordered"),
+    defaults={"decision": "that of the run", "by": "those of the run"},
+)
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder, a predictions.csv, or the .json result of a run.")],
     out: Annotated[Path | None, typer.Option(help=OUT)] = None,

@@ -13,7 +13,9 @@ from cclnet.cli import with_settings
 from cclnet.settings import Settings
 
 
-@with_settings(Settings, only=("decision", "cost", "tta"))
+@with_settings(
+    Settings, only=("decision", "cost", "tta"), defaults={"decision": "that of the run", "tta": "that of the run"}
+)
 def export(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     format: Annotated[str, typer.Option(help="onnx, torch (a .pt2 program), safetensors or timm.")] = "onnx",

@@ -22,20 +22,29 @@ if TYPE_CHECKING:
     from cclnet.deploy.predict import Predicted
 
 
-@with_settings(Settings, only=("image_column", "image_folder", "follow_links", "decision", "cost", "tta"))
+@with_settings(
+    Settings,
+    only=("image_column", "image_folder", "follow_links", "decision", "cost", "tta"),
+    defaults={"decision": "that of the run", "tta": "that of the run"},
+)
 def predict(
     run: Annotated[Path, typer.Argument(help="A run folder, or an exported model.")],
     images: Annotated[list[str], typer.Argument(help="Image files, folders of them, or one table (CSV) or data set.")],
     out: Annotated[Path, typer.Option(help="The table to write.")] = Path("predictions.csv"),
-    coverage: Annotated[float | None, typer.Option(help="Abstain so that this share of images is kept: 0.9")] = None,
-    risk: Annotated[float | None, typer.Option(help="At most this share of the kept images is wrong: 0.05")] = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option(help="Abstain on the least confident images, so that this share is kept, such as 0.9."),
+    ] = None,
+    risk: Annotated[
+        float | None, typer.Option(help="Abstain so that at most this share of the kept images is wrong, such as 0.05.")
+    ] = None,
     sets: Annotated[
         str | None,
-        typer.Option(help="Add sets that have the true class with this probability: 0.9, raps:0.9"),
+        typer.Option(help="Add prediction sets that contain the true class with this probability: 0.9, raps:0.9"),
     ] = None,
     refuse: Refuse = None,
     explain: Annotated[Path | None, typer.Option(help="Folder for class activation maps.")] = None,
-    engine: Annotated[str, typer.Option(help="auto, torch or onnx.")] = "auto",
+    engine: Annotated[str, typer.Option(help="Program that computes the network: auto, torch or onnx.")] = "auto",
     device: Accelerator = "auto",
     batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 16,
     workers: Annotated[int | None, typer.Option(min=1, help="Decoding processes. Default: one per core.")] = None,

@@ -24,10 +24,11 @@ from cclnet.cli import (
 )
 
 WHAT = (
-    "all: all that docs/reproduce.md reports, with its seeds and splits; complete: all with more seeds, and folds; or "
-    "table1, table2, figures, folds. verify: recompute every figure of --results from the kept predictions."
+    "table1, table2, figures or folds: a part of the reproduction. all: every run that docs/reproduce.md reports. "
+    "complete: the same with more seeds, and folds. verify: recompute every figure of --results from the kept "
+    "predictions."
 )
-ONLY = "Runs by name, in this order: 'paper-resnet18-*,*-ccl-seed1'. Default: all."
+ONLY = "Patterns of the names of runs, which are run in this order: 'paper-resnet18-*,*-ccl-seed1'. Default: all."
 
 
 def reproduce(
@@ -35,10 +36,10 @@ def reproduce(
     data: Annotated[str, typer.Option(help="The ISIC 2018 images, as downloaded.")] = "",
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/reproduce"),
     results: Annotated[Path | None, typer.Option(help="Folder for results and tables. Default: OUT/results.")] = None,
-    seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
     backbones: Annotated[str, typer.Option(help="Backbones of table1, separated by commas.")] = "",
     methods: Annotated[str, typer.Option(help="Methods of table1, separated by commas.")] = "",
-    split: Annotated[str, typer.Option(help="paper, or lesion: no lesion in two splits.")] = "paper",
+    split: Annotated[str, typer.Option(help="paper: that of the paper; lesion: no lesion in two splits.")] = "paper",
     max_minutes: MaxMinutes = 0.0,
     parallel: Parallel = 1,
     only: Annotated[str, typer.Option(help=ONLY)] = "",
@@ -49,8 +50,10 @@ def reproduce(
     cell_cpus: CellCpus = None,
     cell_gpus: CellGpus = None,
     cell_memory: CellMemory = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Everything, tiny, on synthetic images.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, finished or not; run nothing.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Run everything with tiny settings on synthetic images.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs, and which are finished.")] = False,
     tables_only: Annotated[bool, typer.Option("--tables-only", help="Only write the tables of the results.")] = False,
     documents: Annotated[bool, typer.Option("--documents", help="Also update docs/ and README.md.")] = False,
     recipes: Annotated[Path | None, typer.Option(help="Folder of paper.toml and lesion.toml.")] = None,

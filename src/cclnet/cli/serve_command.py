@@ -13,20 +13,28 @@ from cclnet.errors import InputError
 from cclnet.settings import Settings
 
 
-@with_settings(Settings, only=("decision", "cost"))
+@with_settings(Settings, only=("decision", "cost"), defaults={"decision": "that of the run"})
 def serve(
     run: Annotated[Path, typer.Argument(help="A run folder, or an exported model.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; one that others reach needs a token.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. An address that other machines can reach needs a token.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8000,
     token: Annotated[str | None, typer.Option(envvar="CCLNET_TOKEN", help="Secret that requests must send.")] = None,
-    allow_host: Annotated[list[str] | None, typer.Option(help="A further host name of the server.")] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Another host name of the server, such as that of a proxy.")
+    ] = None,
     examples: Annotated[bool, typer.Option("--examples", help="Show images of the training set.")] = False,
     data: MovedData = None,
     keep: Annotated[Path | None, typer.Option(help="Store uploads in this folder. Default: nothing is stored.")] = None,
-    max_megabytes: Annotated[float, typer.Option(help="Largest image file.")] = 20.0,
-    max_megapixels: Annotated[float, typer.Option(help="Largest image, by its header.")] = 50.0,
-    max_seconds: Annotated[float, typer.Option(help="Time limit of upload, decoding and answer, each.")] = 30.0,
-    batch: Annotated[int, typer.Option(help="Largest batch.")] = 16,
+    max_megabytes: Annotated[float, typer.Option(help="Largest image file, in megabytes.")] = 20.0,
+    max_megapixels: Annotated[
+        float, typer.Option(help="Largest image, in megapixels, as stated by its header.")
+    ] = 50.0,
+    max_seconds: Annotated[
+        float, typer.Option(help="Time limit in seconds for each of upload, decoding and prediction.")
+    ] = 30.0,
+    batch: Annotated[int, typer.Option(help="Largest number of images in one forward pass.")] = 16,
     decoders: Annotated[int | None, typer.Option(help="Decoding processes. Default: one per core, up to 4.")] = None,
     readers: Annotated[int | None, typer.Option(hidden=True, help="Old name of --decoders.")] = None,
     sets: Annotated[str | None, typer.Option(help="Level of prediction sets: 0.9, raps:0.9. Default: 0.9.")] = None,

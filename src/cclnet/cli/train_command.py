@@ -19,11 +19,13 @@ from cclnet.settings import Settings
 def train(
     data: Data = "",
     out: Annotated[Path | None, typer.Option(help="The run folder to create. Default: runs/NAME.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder exactly.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder, with its own settings.")] = None,
     preset: Preset = "",
     recipe: Annotated[Path | None, typer.Option(help="Settings from a TOML file.")] = None,
     accelerator: Accelerator = "auto",
-    devices: Annotated[int | None, typer.Option(help="Devices to train on. torchrun and SLURM set it.")] = None,
+    devices: Annotated[
+        int | None, typer.Option(help="Number of devices to train on. torchrun and SLURM set it.")
+    ] = None,
     executor: Any = None,
     quiet: Quiet = False,
     **settings: Any,
@@ -31,8 +33,8 @@ def train(
     """Train a classifier on DATA and write its run folder: model, predictions, scores, report.
 
     Without arguments it trains on the embedded synthetic set, in a few minutes on two CPU cores. With --folds it trains
-    one run per fold and makes their ensemble: --parallel, --executor and --shard say where, and the same command
-    continues.
+    one run per fold and combines them into an ensemble; --parallel, --executor and --shard choose the machines, and the
+    same command continues an interrupted training.
     """
     from cclnet.api import train as run_training
 

@@ -16,10 +16,12 @@ def tune(
     space: Annotated[Path, typer.Option(help="TOML file of the settings to search over: lists of values and ranges.")],
     data: Data = "",
     metric: Annotated[str, typer.Option(help="The score to improve.")] = "balanced_accuracy",
-    trials: Annotated[int, typer.Option(help="Trainings, in all: those of an earlier search in OUT count.")] = 20,
-    minutes: Annotated[float, typer.Option(help="Limit for this command. 0: none.")] = 0.0,
+    trials: Annotated[
+        int, typer.Option(help="Number of trials, including those of an interrupted search in OUT.")
+    ] = 20,
+    minutes: Annotated[float, typer.Option(help="Time limit of the command. 0: none.")] = 0.0,
     out: Annotated[Path, typer.Option(help="Folder for best.preset.toml and tune.json.")] = Path("runs/tune"),
-    val_share: Annotated[float, typer.Option(help="Share of the training split by which trials are compared.")] = 0.2,
+    val_share: Annotated[float, typer.Option(help="Share of the training split on which trials are compared.")] = 0.2,
     preset: Preset = "",
     recipe: Annotated[Path | None, typer.Option(help="Settings from a TOML file.")] = None,
     address: Address = None,

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from cclnet.errors import InputError
 
-ACCEPT = "Write the checksums of the files as they are now, after a change that was intended."
+ACCEPT = "Replace the checksums by those of the present files, after an intended change."
 FAULTS = ("changed", "missing")
 COLOURS = {"ok": "green", "changed": "bold red", "missing": "bold red", "not covered": "dim"}
 
