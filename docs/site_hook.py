@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[1]
 CARDS = ROOT / "src" / "cclnet" / "methods"
 LINK = re.compile(r"(\]\(|<img src=\")([^)#\s\"]+)(#[^)\s]*)?")
 NAME = re.compile(r"<code>(-{0,2}[A-Za-z0-9_]+(?:-[A-Za-z0-9_]+)+)</code>")
+INTERVAL = re.compile(r"\[[−+-]?\d[\d.,]*, [−+-]?\d[\d.,]*\]")
+ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):<code>~?([^<]*)</code>")  # docstrings are reStructuredText
 CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 
 # Files of the repository that are pages of the site, by their place in the site.
@@ -86,8 +88,12 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 
 def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
-    """Mark names in code that have a hyphen, such as ccl-forward: a line must not end inside of them."""
-    return NAME.sub(r'<code class="name">\1</code>', html)
+    """Mark what a line must not end inside of: names in code that have a hyphen, such as ccl-forward, and intervals.
+    Remove the marks of reStructuredText from the docstrings."""
+    html = ROLE.sub(r"<code>\1</code>", html).replace("<p>::</p>", "")
+    parts = re.split(r"(<pre.*?</pre>)", NAME.sub(r'<code class="name">\1</code>', html), flags=re.DOTALL)
+    marked = (INTERVAL.sub(r'<span class="interval">\g<0></span>', part) for part in parts[::2])
+    return "".join(text + code for text, code in zip(marked, [*parts[1::2], ""], strict=True))
 
 
 def _source(file: File) -> Path | None:

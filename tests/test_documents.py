@@ -12,6 +12,11 @@ from types import ModuleType
 
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 from cclnet.training.benchmark import markdown_table
 
 ROOT = Path(__file__).parents[1]
@@ -70,6 +75,13 @@ def test_tables_are_those_of_the_results(page: str, marker: str, table: str, wit
     file = ROOT / "results" / table
     shown = between((ROOT / "docs" / page).read_text(encoding="utf-8"), marker)
     assert shown == (file.read_text(encoding="utf-8").strip() if file.exists() else without)
+
+
+def test_the_page_of_questions_has_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\|(.*?)\|", page.partition("| extra |")[2], re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == set(extras) - {"docs", "dev"}
 
 
 @pytest.mark.parametrize("device", ["h200", "cpu"])

@@ -65,6 +65,18 @@ def test_the_site_loads_nothing_from_other_servers(site: Path) -> None:
         assert not [part for part in loads if part in text]
 
 
+def test_docstrings_are_shown_without_marks_of_restructuredtext(site: Path) -> None:
+    page = (site / "reference" / "api" / "index.html").read_text(encoding="utf-8")
+    assert "cclnet.open_data</code>" in page  # written as :func:`cclnet.open_data`
+    assert not re.findall(r":[a-z]+:<code>.*?</code>|::</p>", page)
+
+
+def test_intervals_are_not_broken_across_lines(site: Path) -> None:
+    [start] = re.findall(r"<article.*</article>", (site / "index.html").read_text(encoding="utf-8"), re.DOTALL)
+    intervals = re.findall(r'(<span class="interval">)?\[[\d.]+, [\d.]+\]', start)
+    assert len(intervals) >= 8 and all(intervals)
+
+
 def test_every_setting_command_and_file_is_in_the_reference(generated: ModuleType) -> None:
     settings, commands, files = generated.settings(), generated.commands(), generated.run_folder()
     for field in dataclasses.fields(Settings):
