@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import textwrap
 from collections.abc import Iterator
@@ -174,6 +175,12 @@ def _doc(module: ModuleType, name: str) -> str:
 
 def _fields(module: ModuleType, name: str) -> str:
     return table(("field", "type", ""), list(_field_rows(getattr(module, name))))
+
+
+def fields(path: str) -> str:
+    """The table of the fields of a dataclass, by its place such as cclnet.data.table.ImageTable."""
+    module, _, name = path.rpartition(".")
+    return _fields(importlib.import_module(module), name)
 
 
 def _field_rows(kind: type) -> Iterator[tuple[str, ...]]:

@@ -25,6 +25,7 @@ LINK = re.compile(r"(\]\(|<img src=\")([^)#\s\"]+)(#[^)\s]*)?")
 NAME = re.compile(r"<code>(-{0,2}[A-Za-z0-9_]+(?:-[A-Za-z0-9_]+)+)</code>")
 INTERVAL = re.compile(r"\[[−+-]?\d[\d.,]*, [−+-]?\d[\d.,]*\]")
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):<code>~?([^<]*)</code>")  # docstrings are reStructuredText
+FIELDS = re.compile(r"<!-- fields of (\S+) -->")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 
 # Files of the repository that are pages of the site, by their place in the site.
@@ -70,12 +71,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Turn links to files of the repository into links inside the site. The start page, alone in its section, has the
-    width of the list of pages for itself."""
+    """Turn links to files of the repository into links inside the site, and marks into tables of fields. The start
+    page, alone in its section, has the width of the list of pages for itself."""
     if page.file.src_uri == "index.md":
         page.meta["hide"] = ["navigation"]
     source, places = _source(page.file), _places(files)
     here = Path(page.file.src_uri).parent
+    markdown = FIELDS.sub(_fields_of, markdown)
 
     def rewritten(match: re.Match[str]) -> str:
         place = places.get(_target(source, match[2])) if source else None
@@ -85,6 +87,10 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
     parts = CODE.split(markdown)
     return "".join(part if i % 2 else LINK.sub(rewritten, part) for i, part in enumerate(parts))
+
+
+def _fields_of(mark: re.Match[str]) -> str:
+    return f"Fields of `{mark[1].rpartition('.')[2]}`:\n\n{reference_pages.fields(mark[1])}"
 
 
 def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:

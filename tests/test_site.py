@@ -18,6 +18,9 @@ import typer
 
 import cclnet
 from cclnet.cli import app
+from cclnet.data.table import ImageTable
+from cclnet.deploy.predictor import Prediction
+from cclnet.evaluation.metrics import Metric
 from cclnet.methods import METHODS, method_class
 from cclnet.runs.folder import RunFolder
 from cclnet.settings import Settings
@@ -69,6 +72,14 @@ def test_docstrings_are_shown_without_marks_of_restructuredtext(site: Path) -> N
     page = (site / "reference" / "api" / "index.html").read_text(encoding="utf-8")
     assert "cclnet.open_data</code>" in page  # written as :func:`cclnet.open_data`
     assert not re.findall(r":[a-z]+:<code>.*?</code>|::</p>", page)
+
+
+def test_the_api_page_has_the_fields_of_what_functions_return(site: Path) -> None:
+    page = (site / "reference" / "api" / "index.html").read_text(encoding="utf-8")
+    for kind in (Prediction, ImageTable, Metric):
+        table = page.partition(f"Fields of <code>{kind.__name__}</code>")[2].partition("</table>")[0]
+        names = re.findall(r"<tr>\s*<td><code>(\w+)</code></td>", table)
+        assert names == [field.name for field in dataclasses.fields(kind)]
 
 
 def test_intervals_are_not_broken_across_lines(site: Path) -> None:
