@@ -136,7 +136,7 @@ def test_few_seeds_are_called_few_once(tmp_path: Path) -> None:
     found = compare(methods(tmp_path, seeds=3, ccl=1.6, hard=1.5, lsr=1.4), draws=50)
     assert len(found.comparisons) == 3
     assert [w for w in found.warnings if "few" in w] == [
-        "Fewer than 5 seeds are few: only large differences can be told from chance."
+        "With fewer than 5 seeds only large differences can be told from chance."
     ]
     assert "few" not in " ".join(pair.in_words for pair in found.comparisons)
     enough = compare(methods(tmp_path / "more", seeds=5, ccl=1.6, hard=1.5), draws=50)

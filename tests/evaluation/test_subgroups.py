@@ -68,6 +68,7 @@ def test_a_subgroup_is_evaluated_as_its_images_alone() -> None:
     assert list(found.scores) == ["accuracy", "balanced_accuracy", "macro_auroc"]
     assert found.scores["accuracy"].value == pytest.approx((female.probabilities.argmax(1) == female.labels).mean())
     assert "female" in by_sex.in_words and "male" in by_sex.in_words and "unknown" not in by_sex.in_words
+    assert f"female ({100 * (found.scores['accuracy'].value or 0):.1f}% of {found.images} images)" in by_sex.in_words
 
 
 def test_small_subgroups_are_not_called_the_best() -> None:

@@ -234,7 +234,7 @@ def compare(
     if least == 1:
         warnings.append("A method with one seed is compared as one model; train at least five to compare methods.")
     elif least < FEW_SEEDS:
-        warnings.append(f"Fewer than {FEW_SEEDS} seeds are few: only large differences can be told from chance.")
+        warnings.append(f"With fewer than {FEW_SEEDS} seeds only large differences can be told from chance.")
     return Comparison(
         task=task,
         classes=tuple(aligned[0].classes),

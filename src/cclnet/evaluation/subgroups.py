@@ -119,5 +119,6 @@ def _in_words(subgroups: Sequence[Subgroup], task: str) -> str:
     best, worst = (choose(known, key=lambda own: value[own.name]) for choose in (max, min))
     if math.isclose(value[best.name], value[worst.name]):
         return f"The {find(metric).short} is the same in all subgroups."
-    ends = [f"{own.name} ({value[own.name]:.3f}, {counted(own.images, 'image')})" for own in (best, worst)]
+    form = "{:.1%}" if find(metric).unit == "percent" else "{:.3f}"
+    ends = [f"{own.name} ({form.format(value[own.name])} of {counted(own.images, 'image')})" for own in (best, worst)]
     return f"The {find(metric).short} is highest for {ends[0]} and lowest for {ends[1]}."

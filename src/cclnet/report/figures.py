@@ -223,7 +223,7 @@ def training_curves(records: Records, collapse: float | None) -> list[Figure]:
     names = list(dict.fromkeys(name for record in records for name in record))
     scores = [name for name in names if name.startswith("val_") and name != "val_loss"][: len(STYLES)]
     loss = "Total training loss, and cross entropy on the validation split."
-    rates = "Of the network, and of the method's own parameters."
+    rates = "Learning rate of the network, and of the parameters of the method if it has any."
     found = [
         _curves(records, ["loss", "val_loss"], "Loss", loss),
         _curves(records, loss_terms(records), "Terms of the training loss", "The training loss is their sum."),
