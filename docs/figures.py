@@ -652,7 +652,7 @@ def method_page() -> dict[str, Sequence[Value]]:
         "confusions | 0.76 | −0.79 | 0.67": [follows("CCL from confusions", column) for column in columns],
         "reference itself | | −0.52": [reference_and_frequency()],
         "accuracy | 0.800 | 0.790": [by_lesion(labels, "Accuracy") for labels in compared],
-        "1.0 points above hard labels (interval −0.8 to 2.9; a true 2.4": [
+        "1.0 points above hard labels (interval −0.8 to 2.9; a true difference of 2.4": [
             confusions_minus_hard("Accuracy", place) for place in (0, 1, 2, 4)
         ],
         "macro AUC −2.1 points (−3.6 to −0.5)": [confusions_minus_hard("Macro AUC", place) for place in range(3)],
