@@ -115,7 +115,7 @@ def test_comments_of_fields_are_their_descriptions(generated: ModuleType) -> Non
 def search(index: dict[str, Any]) -> Any:
     """The search of Material for MkDocs: a function from a query to the sections of each page, best first.
 
-    lunr with the fields and boosts of the index and a prefix search for every word. A section that has all words
+    lunr with the fields and boosts of the index and a prefix search for every word that is no separator. A section that has all words
     counts twice, and so does the head of a page. The site does this in JavaScript with another tokenizer, so the
     order of pages with close scores may differ.
     """
@@ -133,7 +133,7 @@ def search(index: dict[str, Any]) -> Any:
     found = lunr.lunr("location", fields, sections, builder=builder)
 
     def ask(query: str) -> list[list[dict[str, Any]]]:
-        words = query.lower().split()
+        words = [word for word in re.split(config["separator"], query.lower()) if word]
         pages: dict[str, list[tuple[float, dict[str, Any]]]] = {}
         for match in found.search(" ".join(f"{word}*" for word in words)):
             section = documents[match["ref"]]
