@@ -18,6 +18,9 @@ def methods(name: Annotated[str, typer.Argument(help="A method, to read its card
         console.print(Markdown(method_card(name)))
         return
     for known in METHODS:
-        settings = ", ".join(f"{key}={value}" for key, value in method_settings(known).items())
+        settings = ", ".join(
+            f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+            for key, value in method_settings(known).items()
+        )
         console.print(f"[bold]{known}[/bold]  {settings}", highlight=False)
     console.print(Markdown(when_to_use()))
