@@ -26,6 +26,7 @@ NAME = re.compile(r"<code>(-{0,2}[A-Za-z0-9_]+(?:-[A-Za-z0-9_]+)+)</code>")
 INTERVAL = re.compile(r"\[[−+-]?\d[\d.,]*, [−+-]?\d[\d.,]*\]")
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):<code>~?([^<]*)</code>")  # docstrings are reStructuredText
 FIELDS = re.compile(r"<!-- fields of (\S+) -->")
+OPTION = re.compile(r"(?<![^ >])--\w[\w-]*(?![^ =<])")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 
 # Files of the repository that are pages of the site, by their place in the site.
@@ -94,12 +95,17 @@ def _fields_of(mark: re.Match[str]) -> str:
 
 
 def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
-    """Mark what a line must not end inside of: names in code that have a hyphen, such as ccl-forward, and intervals.
-    Remove the marks of reStructuredText from the docstrings."""
+    """Mark what a line must not end inside of: names in code that have a hyphen, such as ccl-forward, options of a
+    command, and intervals. Remove the marks of reStructuredText from the docstrings."""
     html = ROLE.sub(r"<code>\1</code>", html).replace("<p>::</p>", "")
     parts = re.split(r"(<pre.*?</pre>)", NAME.sub(r'<code class="name">\1</code>', html), flags=re.DOTALL)
-    marked = (INTERVAL.sub(r'<span class="interval">\g<0></span>', part) for part in parts[::2])
+    marked = (INTERVAL.sub(r'<span class="whole">\g<0></span>', part) for part in parts[::2])
+    marked = (re.sub(r"<code>[^<]* [^<]*</code>", _with_whole_options, part) for part in marked)
     return "".join(text + code for text, code in zip(marked, [*parts[1::2], ""], strict=True))
+
+
+def _with_whole_options(code: re.Match[str]) -> str:
+    return OPTION.sub(r'<span class="whole">\g<0></span>', code[0])
 
 
 def _source(file: File) -> Path | None:

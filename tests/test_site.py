@@ -82,10 +82,12 @@ def test_the_api_page_has_the_fields_of_what_functions_return(site: Path) -> Non
         assert names == [field.name for field in dataclasses.fields(kind)]
 
 
-def test_intervals_are_not_broken_across_lines(site: Path) -> None:
+def test_intervals_and_options_are_not_broken_across_lines(site: Path) -> None:
     [start] = re.findall(r"<article.*</article>", (site / "index.html").read_text(encoding="utf-8"), re.DOTALL)
-    intervals = re.findall(r'(<span class="interval">)?\[[\d.]+, [\d.]+\]', start)
+    intervals = re.findall(r'(<span class="whole">)?\[[\d.]+, [\d.]+\]', start)
     assert len(intervals) >= 8 and all(intervals)
+    questions = (site / "faq" / "index.html").read_text(encoding="utf-8")
+    assert '<code><span class="whole">--set</span> split.by=group</code>' in questions
 
 
 def test_every_setting_command_and_file_is_in_the_reference(generated: ModuleType) -> None:
@@ -115,8 +117,8 @@ def test_comments_of_fields_are_their_descriptions(generated: ModuleType) -> Non
 def search(index: dict[str, Any]) -> Any:
     """The search of Material for MkDocs: a function from a query to the sections of each page, best first.
 
-    lunr with the fields and boosts of the index and a prefix search for every word that is no separator. A section that has all words
-    counts twice, and so does the head of a page. The site does this in JavaScript with another tokenizer, so the
+    lunr with the fields and boosts of the index and a prefix search for every word that is no separator. A section that
+    has all words counts twice, and so does the head of a page. The site does this in JavaScript with another tokenizer, so the
     order of pages with close scores may differ.
     """
     lunr = pytest.importorskip("lunr", reason="lunr is not installed")

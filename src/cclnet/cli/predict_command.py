@@ -83,9 +83,8 @@ def predict(
     found = predicting.predict(model, inputs, threshold, explain, batch_size, workers, not quiet, sets)
     seconds = time.perf_counter() - began
     predicting.write_csv(out, model, found)
-    speed = (
-        f"{(len(inputs) - len(found.problems)) / seconds:,.0f} images per second by {model.engine} on {model.device}"
-    )
+    rate = (len(inputs) - len(found.problems)) / seconds
+    speed = f"{rate:,.{0 if rate >= 10 else 1}f} images per second by {model.engine} on {model.device}"
     _print_summary(console, found, f"({speed}): {escape(str(out))}", threshold is not None)
     if found.problems:
         raise typer.Exit(1)
