@@ -118,8 +118,8 @@ def search(index: dict[str, Any]) -> Any:
     """The search of Material for MkDocs: a function from a query to the sections of each page, best first.
 
     lunr with the fields and boosts of the index and a prefix search for every word that is no separator. A section that
-    has all words counts twice, and so does the head of a page. The site does this in JavaScript with another tokenizer, so the
-    order of pages with close scores may differ.
+    has all words counts twice, and so does the head of a page. The site does this in JavaScript with another tokenizer,
+    so the order of pages with close scores may differ.
     """
     lunr = pytest.importorskip("lunr", reason="lunr is not installed")
     config, documents = index["config"], {section["location"]: section for section in index["docs"]}
