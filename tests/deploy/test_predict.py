@@ -345,7 +345,7 @@ def test_notes_and_refusals_of_the_command(run: Path, tmp_path: Path) -> None:
     uncalibrated = write_run(tmp_path / "uncalibrated", temperature=None)
     code, said = command(uncalibrated, path, "--out", tmp_path / "new" / "out.csv", "--risk", 0.3)
     assert (tmp_path / "new" / "out.csv").is_file()
-    assert code == 0 and "there is no temperature" in said and "abstains below a confidence of" in said
+    assert code == 0 and "there is no temperature" in said and "abstains where the confidence is below" in said
     with pytest.raises(InputError, match="the run's own predictions"):
         command(run, path, "--out", run / "predictions.csv")
     with pytest.raises(InputError, match="the run's own predictions"):

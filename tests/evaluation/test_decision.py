@@ -115,8 +115,8 @@ def test_a_long_curve_is_thinned_and_still_ends_at_everything() -> None:
 
 def test_in_words() -> None:
     assert TEN.in_words(TEN.at(coverage=0.8)) == (
-        "abstains below a confidence of 0.25: of 10 images of split 'val' that keeps 80.0%, of which 12.5% are wrong "
-        "(95% interval 2.2% to 47.1%)"
+        "abstains where the confidence is below 0.25. On the 10 images of split 'val' this keeps 80.0%; 12.5% of those "
+        "are wrong (95% interval 2.2% to 47.1%)"
     )
 
 
@@ -129,7 +129,7 @@ def test_images_of_one_patient_do_not_count_as_many() -> None:
     again = curve_from_json(json.loads(json.dumps(curve.to_json())), Path("calibration.json"))
     for own in (curve, again):
         assert own.in_words(own.at(coverage=1.0)).endswith(
-            "20.0% are wrong (95% interval 5.7% to 51.0% over patients or lesions)"
+            "20.0% of those are wrong (95% interval 5.7% to 51.0% over patients or lesions)"
         )
     alone = measure_curve(sure, right, "val")
     assert alone.in_words(alone.at(coverage=1.0)).endswith("(95% interval 17.6% to 22.6%)")

@@ -31,7 +31,7 @@ def doubts(
     page = write_doubts(folder, found, open_run(runs[0]).settings_table, data, top)
     console = Console()
     for row in found.table.head(5).to_dict("records"):
-        line = f"{row['image']}: labelled {row['label']}, rather {row['suggested']} (doubt {row['doubt']:.2f})"
+        line = f"{row['image']}: labelled {row['label']}, suggested {row['suggested']} (doubt {row['doubt']:.2f})"
         console.print(escape(line), highlight=False, soft_wrap=True)
     left_out = f", {found.left_out:,} without a held-out prediction left out" if found.left_out else ""
     console.print(f"{len(found.table):,} labels ranked{left_out}: {escape(str(page))}", highlight=False, soft_wrap=True)

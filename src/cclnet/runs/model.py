@@ -271,9 +271,9 @@ class AbstentionCurve:
         centre, spread = share + z * z / (2 * kept), z * np.sqrt(share * (1 - share) / kept + (z / (2 * kept)) ** 2)
         low, high = (float(np.clip((centre + s) / (1 + z * z / kept), 0, 1)) for s in (-spread, spread))
         return (
-            f"abstains below a {NAMES[self.confidence]} of {self.threshold[point]:.7g}: of {self.images:,} images of "
-            f"split '{self.split}' that keeps {self.coverage[point]:.1%}, of which {self.risk[point]:.1%} are wrong "
-            f"(95% interval {low:.1%} to {high:.1%}{over})"
+            f"abstains where the {NAMES[self.confidence]} is below {self.threshold[point]:.7g}. On the {self.images:,} "
+            f"images of split '{self.split}' this keeps {self.coverage[point]:.1%}; {self.risk[point]:.1%} of those "
+            f"are wrong (95% interval {low:.1%} to {high:.1%}{over})"
         )
 
     def to_json(self) -> dict[str, Any]:
