@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from layouts import class_folders, draw, ham_rows, write_csv
 from PIL import Image
@@ -346,6 +347,24 @@ class TestColumns:
         assert any("whose values are words, not used" in p and "(lesion)" in p for p in table.problems)
         with pytest.raises(InputError, match=r"found hold in the column split.*--split-column"):
             open_data(self.table(tmp_path, {"label": "ab" * 4, "split": ["train", "hold"] * 4}))
+
+    def test_one_table_for_each_split(self, tmp_path: Path) -> None:
+        whole = pd.read_csv(self.table(tmp_path, {"label": "ab" * 4}), dtype=str)
+        (tmp_path / "table.csv").unlink()
+        for name, own in {"chest_train": whole[:4], "chest_valid": whole[4:6], "chest_test": whole[6:]}.items():
+            own.to_csv(tmp_path / f"{name}.csv", index=False)
+        table = open_data(tmp_path)
+        assert dict(zip(table.names, splits_of(table), strict=True)) == {
+            f"s00{i}": "train" if i < 4 else "val" if i < 6 else "test" for i in range(8)
+        }
+        assert "split from chest_test.csv, chest_train.csv, chest_valid.csv" in table.columns and table.extra.empty
+        assert len(open_data(tmp_path / "chest_train.csv")) == 4
+        whole[:1].to_csv(tmp_path / "chest_test.csv", index=False)  # an image in two splits
+        with pytest.raises(InputError, match="images have several rows that differ: s000"):
+            open_data(tmp_path)
+        whole[6:].to_csv(tmp_path / "more.csv", index=False)  # no split
+        with pytest.raises(InputError, match=r"several tables that fit.*more\.csv"):
+            open_data(tmp_path)
 
     def test_zeros_and_ones_that_are_not_the_task(self, tmp_path: Path) -> None:
         """Neither facts about patients nor the columns that happen to lack -1 are learned in place of the labels."""

@@ -21,7 +21,7 @@ import pandas as pd
 
 from cclnet.data.archives import import_pyarrow
 from cclnet.data.image_io import SUFFIXES as IMAGE_SUFFIXES
-from cclnet.data.sources.folder_names import split_of_folder
+from cclnet.data.sources.folder_names import split_of_folder, splits_among
 from cclnet.data.sources.selection import is_excluded, keep
 from cclnet.data.sources.source import (
     Source,
@@ -102,11 +102,17 @@ def find(path: Path) -> list[Path]:
 
 def read(path: Path, options: DataOptions) -> ImageTable:
     """Return every row that has one image file and a label; the others are reported."""
-    sheet = _find_manifest(path, options)
+    splits_of_tables = _find_manifests(path, options)
+    sheet = next(iter(splits_of_tables))
     root = Path(options.image_folder).expanduser() if options.image_folder else sheet.parent
     if not root.is_dir():
         raise InputError(f"the image folder {root} does not exist.")
-    rows = read_sheet(sheet)
+    if len(splits_of_tables) == 1:
+        rows = read_sheet(sheet)
+    else:  # a column with the name of the tables
+        options = replace(options, split_column=listed([table.name for table in splits_of_tables]))
+        parts = [read_sheet(table).assign(**{options.split_column: name}) for table, name in splits_of_tables.items()]
+        rows = pd.concat(parts, ignore_index=True)
     image = image_column(sheet, rows, options.image_column, root)
     if os.path.splitext(image)[1].lower() in IMAGE_SUFFIXES or _is_first_of_names(image, rows[image]):  # noqa: PTH122
         raise InputError(
@@ -172,16 +178,25 @@ def _unused(root: Path, files: Sequence[Sequence[str]]) -> list[str]:
     return [folder.name for folder in others if image_files(folder, follow_links=True, first_only=True)]
 
 
-def _find_manifest(path: Path, options: DataOptions) -> Path:
+def _find_manifests(path: Path, options: DataOptions) -> dict[Path, str]:
+    """Return the table, or several that have the same columns and are named like one split each (train.csv, val.csv),
+    with these splits."""
     if path.is_file():
-        return path
+        return {path: ""}
     columns = {c for c in (options.image_column, options.group_column, options.split_column) if c}
     asked = [file for file in plain_files(path, SUFFIXES) if columns <= set(read_columns(file))]
     tables = asked if columns else find(path) or asked  # the names of columns may tell nothing, as may other folders
-    if len(tables) != 1:
-        found = f"several tables that fit: {listed([t.name for t in tables])}" if tables else "no table that fits"
-        raise InputError(f"{path} contains {found}. Give the path of the CSV or Parquet file.")
-    return tables[0]
+    if len(tables) == 1:
+        return {tables[0]: ""}
+    splits = splits_among(table.stem for table in tables)
+    alike = len({tuple(read_columns(table)) for table in tables}) == 1
+    if tables and alike and len(set(splits.values())) == len(tables) and not options.split_column:
+        return {table: splits[table.stem] for table in tables}
+    found = f"several tables that fit: {listed([t.name for t in tables])}" if tables else "no table that fits"
+    raise InputError(
+        f"{path} contains {found}. Give the path of the CSV or Parquet file. Tables of the same columns are joined if "
+        "each is named like another split (train.csv, val.csv, test.csv)."
+    )
 
 
 def _could_be_manifest(columns: list[str]) -> bool:
