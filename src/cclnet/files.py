@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,8 @@ from cclnet.errors import InputError
 PARTIAL = ".partial"  # how the temporary names of unfinished files end
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 MAX_JSON = 64 * 2**20  # bytes, after decompression: 100,000 class names and an abstention curve take a few MiB
+MAX_LINES = 2**30  # bytes of a text with one record per line
+MAX_FILE = 2**36  # bytes of any file: a sparse one takes no room on the disk, but endless time to read
 
 
 Content = bytes | str | Callable[[BinaryIO], object]  # the last fills an open file
@@ -101,6 +104,19 @@ def remove_partial(folder: Path) -> None:
             _remove(path)
 
 
+def check_regular(path: str | Path, limit: int = MAX_FILE) -> None:
+    """Refuse a path that is no file, or one of more than ``limit`` bytes: a pipe would be waited for without end, and a
+    device such as /dev/zero has none."""
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(f"{path} is refused: it is a folder, a pipe or a device, where a file is expected.")
+    if status.st_size > limit:
+        raise InputError(f"{path} has {status.st_size:,} bytes; at most {limit:,} are read.")
+
+
 def write_json(path: Path, content: Mapping[str, Any], write: Writer = write_whole) -> None:
     """Write indented JSON with rows of numbers on one line each."""
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
@@ -112,10 +128,9 @@ def write_json(path: Path, content: Mapping[str, Any], write: Writer = write_who
 def read_json(path: str | Path, purpose: str = "") -> dict[str, Any]:
     """The object in a JSON file of limited size; ``purpose`` says in the error why a missing file is needed."""
     path = Path(path)
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise InputError(f"there is no {path.name} in {path.parent}{': ' if purpose else ''}{purpose}.")
-    if path.stat().st_size > MAX_JSON:
-        raise InputError(f"{path} has {path.stat().st_size:,} bytes; at most {MAX_JSON:,} are read.")
+    check_regular(path, MAX_JSON)
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:  # also undecodable bytes
@@ -152,6 +167,7 @@ def write_json_bz2(path: str | Path, content: Any) -> None:
 
 def read_json_bz2(path: str | Path) -> Any:
     """The content of compressed JSON, of which a few bytes can decompress to gigabytes: over MAX_JSON is refused."""
+    check_regular(path, MAX_JSON)
     try:
         with bz2.open(path) as file:
             text = file.read(MAX_JSON + 1)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cclnet.errors import InputError, unknown
+from cclnet.files import MAX_JSON, check_regular
 from cclnet.schema import check, from_plain, rule, rules
 
 if sys.version_info >= (3, 11):
@@ -381,10 +382,11 @@ class Settings(DataOptions):
 
 def read_settings(path: str | Path) -> dict[str, Any]:
     """The content of a TOML file as nested values."""
+    if not Path(path).exists():
+        raise InputError(f"there is no settings file {path}.")
+    check_regular(path, MAX_JSON)
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"there is no settings file {path}.") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits and endless nesting

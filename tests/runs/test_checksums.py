@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -85,6 +86,60 @@ def test_a_file_that_is_gone_is_missing(file: Path) -> None:
     assert dict(verify_folder(file.parent)) == {"model.json": "missing"}
     accept_folder(file.parent)
     assert dict(verify_folder(file.parent)) == {}
+
+
+def test_a_file_that_is_gone_is_not_read_as_if_there_never_was_one(file: Path) -> None:
+    assert checksums.is_there(file) and not checksums.is_there(file.with_name("calibration.json"))
+    file.unlink()
+    for check in (check_file, checksums.is_there):
+        with pytest.raises(InputError, match=r"model\.json is missing.*verify .* --accept"):
+            check(file)
+    accept_folder(file.parent)
+    assert not checksums.is_there(file)
+
+
+def test_what_is_no_file_is_refused_without_being_read(file: Path) -> None:
+    for make in (os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path)):
+        odd = file.with_name("odd")
+        make(odd)
+        with pytest.raises(InputError, match=r"odd (is refused|cannot be read)"):
+            check_file(odd)
+        with pytest.raises(InputError, match=r"odd (is refused|cannot be read)"), checking(odd):
+            odd.read_bytes()
+        if odd.is_dir():
+            odd.rmdir()
+        else:
+            odd.unlink()
+
+
+def test_a_sparse_file_is_not_hashed(file: Path) -> None:
+    with file.open("wb") as sparse:
+        sparse.truncate(2**40)
+    assert dict(verify_folder(file.parent)) == {"model.json": "changed"}
+    for use in (lambda: check_file(file), lambda: accept_folder(file.parent)):
+        with pytest.raises(InputError, match="bytes; at most"):
+            use()
+
+
+def test_lost_or_contradicting_checksums_are_refused(file: Path) -> None:
+    sums = file.with_name(FILE_NAME)
+    whole = sums.read_text()
+    sums.write_text(whole + whole)  # the same line twice
+    check_file(file)
+    sums.write_text(whole + f"{'0' * 64}  model.json\n")
+    with pytest.raises(InputError, match="line 2 is another checksum of 'model.json'"):
+        check_file(file)
+    sums.write_text("")
+    with pytest.raises(InputError, match="is empty"):
+        check_file(file)
+    sums.unlink()
+    sums.symlink_to("nowhere")
+    with pytest.raises(InputError, match="cannot be read"):
+        check_file(file)
+    sums.unlink()
+    os.mkfifo(sums)
+    with pytest.raises(InputError, match="a pipe"):
+        check_file(file)
 
 
 class Killed(BaseException):

@@ -14,6 +14,7 @@ import pytest
 import cclnet.runs
 from cclnet.errors import InputError
 from cclnet.evaluation.evaluate import evaluate
+from cclnet.runs.checksums import accept_folder
 from cclnet.runs.folder import RunFolder, SplitTable, free_name, open_run, read_split_file, write_split_file
 from cclnet.runs.model import Calibration, FittedTemperature, ModelDescription, TrainedInfo
 from cclnet.settings import Settings
@@ -81,6 +82,9 @@ def test_soft_labels_come_in_the_order_that_is_asked_for(run: RunFolder) -> None
     with pytest.raises(InputError, match="do not belong to one run"):
         run.read_soft_labels(("ant", "bee", "cat", "eel"))
     run.soft_labels.unlink()
+    with pytest.raises(InputError, match=r"soft_labels.csv is missing.*verify"):
+        run.read_soft_labels(CLASSES)
+    accept_folder(run.path)
     assert run.read_soft_labels(CLASSES) is None
 
 

@@ -17,6 +17,7 @@ from cclnet import InputError
 from cclnet.cli import app
 from cclnet.data.sources import open_data
 from cclnet.network import TimmClassifier
+from cclnet.runs.checksums import remove_covered
 from cclnet.runs.folder import RunFolder, SplitTable, open_run
 from cclnet.training import features as features_module
 from cclnet.training.probe import Basis, LinearLayer, Problem, fit_linear, fit_probe
@@ -131,14 +132,21 @@ def test_features_resume_after_a_damaged_part(weights: Path, tmp_path: Path, mon
     monkeypatch.setattr(features_module, "PART", 50)
     given = {"weights": str(weights), "tta": "none", "cache_dir": str(tmp_path / "cache"), "progress": False, **SMALL}
     first = cclnet.probe(DATA, tmp_path / "a", folds=3, **given)
-    parts = sorted((tmp_path / "cache" / "features").rglob("*.npy"))
+    parts = sorted((tmp_path / "cache" / "features").rglob("*.npz"))
     assert len(parts) == 3
     parts[1].write_bytes(parts[1].read_bytes()[:100])
     computed = []
     compute = features_module._compute
     monkeypatch.setattr(features_module, "_compute", lambda *a: (computed.append(len(a[4])), compute(*a))[1])
-    second = cclnet.probe(DATA, tmp_path / "b", folds=3, **given)
+    with pytest.warns(UserWarning, match="is damaged, its features are computed again"):
+        second = cclnet.probe(DATA, tmp_path / "b", folds=3, **given)
     assert computed == [50]
+    content = bytearray(parts[2].read_bytes())
+    content[len(content) // 2] ^= 1
+    parts[2].write_bytes(content)
+    with pytest.warns(UserWarning, match="is damaged, its features are computed again"):
+        cclnet.probe(DATA, tmp_path / "c", folds=3, **given)
+    assert len(computed) == 2
     expected = open_run(first).predictions.probabilities
     np.testing.assert_allclose(open_run(second).predictions.probabilities, expected, atol=1e-6)
 
@@ -178,7 +186,7 @@ def test_the_test_split_is_predicted_by_the_exported_model(weights: Path, tmp_pa
     assert len(held_out) == 12 and open_run(run).split == "test"
     calibration = RunFolder(run).read_calibration()
     assert calibration.temperature.fitted_on in ("val", None)
-    RunFolder(run).calibration.unlink()  # probabilities of predictions.csv have no temperature
+    remove_covered(RunFolder(run).calibration)  # probabilities of predictions.csv have no temperature
     model = cclnet.load(run, device="cpu")
     assert model.description.pooling == pooling
     names = {path.relative_to(tmp_path / "data").as_posix(): path for path in (tmp_path / "data").rglob("*.png")}

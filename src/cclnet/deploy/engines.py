@@ -17,6 +17,7 @@ from PIL import Image
 from cclnet.data.image_io import MAX_PIXELS, grey_to_rgb, read_resized, rgb_of, to_short_side
 from cclnet.data.parallel import available_cores
 from cclnet.errors import InputError, unknown
+from cclnet.files import check_regular
 from cclnet.runs.checksums import checking
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ Floats = npt.NDArray[np.float64]
 Maps = npt.NDArray[np.float32]  # class activation maps
 Outputs = tuple[Floats, Maps | None, npt.NDArray[np.float32] | None]  # probabilities, maps, features
 
+MAX_BYTES = 2**31  # of an ONNX file: protobuf reads no more
 # The key "location" in an ONNX file: the path of another file that contains the weights of a tensor. Tag 1, length 8,
 # also in the longer encodings that protobuf accepts. JSON has no such bytes, so no class name matches.
 _EXTERNAL_WEIGHTS = re.compile(rb"(?:\x0a|\x8a\x80*\x00)(?:\x08|\x88\x80*\x00)location")
@@ -94,6 +96,8 @@ class OnnxEngine:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         providers = _providers(device, onnxruntime.get_available_providers())
         self.device = "cuda" if providers[0].startswith("CUDA") else "cpu"
+        if isinstance(model, Path):
+            check_regular(model, MAX_BYTES)
         name, content = (model, model.read_bytes()) if isinstance(model, Path) else ("the model", model)
         with checking(model, content) if isinstance(model, Path) else nullcontext():
             if _EXTERNAL_WEIGHTS.search(content):  # before ONNX Runtime could read any of them

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from cclnet.errors import InputError
 from cclnet.evaluation.bootstrap import units_of
 from cclnet.evaluation.calibration import calibrate, fitting_split
 from cclnet.files import make_folder
+from cclnet.runs.checksums import checking, is_there
 from cclnet.runs.decision_rule import BALANCING
 from cclnet.runs.folder import OpenedRun, RunFolder, SplitTable, flattened, open_run
 from cclnet.runs.model import MAX_MEMBERS, Member, ModelDescription, TrainedInfo
@@ -140,7 +142,12 @@ def _merged_weights(runs: Sequence[str | Path]) -> bytes:
     """The weights of all members in one file, each name with the number of its member in front."""
     merged: dict[str, npt.NDArray[Any]] = {}
     for index, run in enumerate(runs):
-        merged |= {f"{index}.{name}": value for name, value in load_file(RunFolder(run).weights).items()}
+        weights = RunFolder(run).weights
+        try:
+            with checking(weights):
+                merged |= {f"{index}.{name}": value for name, value in load_file(weights).items()}
+        except (SafetensorError, OSError, KeyError) as error:
+            raise InputError(f"{weights} is refused: it is not a whole .safetensors file ({error}).") from error
     return save(merged)
 
 
@@ -226,7 +233,7 @@ def _frame(own: Predictions, member: int, columns: list[str]) -> pd.DataFrame:
 
 def _split_table(opened: Sequence[OpenedRun], known: pd.DataFrame, has_groups: bool) -> SplitTable:
     """split.csv of the ensemble: the predicted images, and all others that a member was trained on."""
-    tables = [RunFolder(run.path).read_split().to_frame() for run in opened if RunFolder(run.path).split.exists()]
+    tables = [RunFolder(run.path).read_split().to_frame() for run in opened if is_there(RunFolder(run.path).split)]
     frame = pd.concat(tables, ignore_index=True).drop_duplicates("image") if tables else known.reset_index()
     frame = frame.set_index("image")
     split = known["split"].reindex(frame.index).fillna("train")

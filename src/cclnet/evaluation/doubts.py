@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from cclnet.errors import InputError
+from cclnet.runs.checksums import is_there
 from cclnet.runs.folder import OpenedRun, open_run
 from cclnet.runs.predictions import Floats, Integers, Predictions
 
@@ -84,7 +85,7 @@ def held_out_predictions(runs: Sequence[OpenedRun]) -> tuple[Predictions, int]:
             )
         held_out = np.full(len(own), True) if own.splits is None else own.splits != "train"
         fitted |= set(own.images[~held_out].tolist())
-        if run.folder is not None and run.folder.split.exists():
+        if run.folder is not None and is_there(run.folder.split):
             split = run.folder.read_split()
             fitted |= set(split.images[split.splits == "train"].tolist())
         frame = pd.DataFrame(own.probabilities[held_out], columns=list(own.classes))

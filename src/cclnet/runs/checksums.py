@@ -24,16 +24,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cclnet.errors import InputError
-from cclnet.files import Content, write_whole
+from cclnet.files import MAX_FILE, Content, check_regular, write_whole
 
 FILE_NAME = "SHA256SUMS"
 OK, CHANGED, MISSING, NOT_COVERED = "ok", "changed", "missing", "not covered"
 COVERED = (
     "model.safetensors", "model.onnx", "model.pt2", "model.json", "config.json", "calibration.json", "soft_labels.csv",
-    "split.csv", "data.json", "predictions.csv", "predictions.csv.gz", "predictions.csv.bz2", "metadata.csv",
+    "features.safetensors", "split.csv", "data.json", "predictions.csv", "predictions.csv.gz", "predictions.csv.bz2",
+    "metadata.csv",
 )  # fmt: skip
 CHECKPOINT = re.compile(r"epoch-\d{6}-step-\d{8}\.pt")
-_LINE = re.compile(r"(# writing )?([0-9a-f]{64})  ([^/\\\x00]+)")
+_LINE = re.compile(r"(# writing )?([0-9a-f]{64}) [ *]([^/\\\x00]+)")
 _MAX_BYTES = 2**20
 _CHUNK = 2**20  # bytes that are hashed at a time
 
@@ -53,19 +54,22 @@ class _Sums:
 
 def _read(folder: Path) -> _Sums:
     path, sums = folder / FILE_NAME, _Sums()
-    if not path.is_file():
+    if not os.path.lexists(path):
         return sums
     again = f"Check the files, then write it again: cclnet verify {folder} --accept"
-    if path.stat().st_size > _MAX_BYTES:
-        raise InputError(f"{path} has {path.stat().st_size:,} bytes; at most {_MAX_BYTES:,} are read. {again}")
     try:
+        check_regular(path, _MAX_BYTES)
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}. {again}") from error
+    if not lines:
+        raise InputError(f"{path} is empty: its checksums are lost. {again}")
     for number, line in enumerate(lines, start=1):
         if (found := _LINE.fullmatch(line)) is None:
             raise InputError(f"{path}, line {number} is not a checksum and a file name: {line[:80]!r}. {again}")
-        (sums.announced if found[1] else sums.of_file)[found[3]] = found[2]
+        known = sums.announced if found[1] else sums.of_file
+        if known.setdefault(found[3], found[2]) != found[2]:
+            raise InputError(f"{path}, line {number} is another checksum of {found[3]!r}. {again}")
     return sums
 
 
@@ -111,7 +115,7 @@ def remove_covered(*paths: Path) -> None:
 def uncover(*paths: Path) -> None:
     """Remove the checksums of files of one folder."""
     folder = paths[0].parent
-    if not (folder / FILE_NAME).is_file():
+    if not os.path.lexists(folder / FILE_NAME):
         return
     sums = _read(folder)
     for path in paths:
@@ -121,20 +125,38 @@ def uncover(*paths: Path) -> None:
 
 
 def check_file(path: Path, content: bytes | None = None) -> None:
-    """Refuse a file that has another checksum than its line; a file that is not covered passes. ``content`` is that of
-    the file if it was read already: what is used is then what was checked."""
-    sums = _read(path.parent)
-    if path.is_file() and _state(path, sums, content) == CHANGED:
+    """Refuse a file that has another checksum than its line, or is gone although it has one, or is a pipe, a device or
+    a folder; a file that is not covered passes. ``content`` is that of the file if it was read already: what is used is
+    then what was checked."""
+    if not is_there(path):
+        return
+    check_regular(path)
+    if _state(path, _read(path.parent), content) == CHANGED:
         raise InputError(
             f"{path} is refused: it is damaged or was edited, for its SHA-256 is not the one in {FILE_NAME}. Restore "
             f"it, or, if it is meant to be as it is: cclnet verify {path.parent} --accept"
         )
 
 
+def is_there(path: Path) -> bool:
+    """Whether a file exists that its folder may lack. One that has a checksum and is gone is refused: without it, what
+    it says, such as the temperature, would be left out silently."""
+    if os.path.lexists(path):
+        return True
+    if path.name in _read(path.parent).of_file:
+        raise InputError(
+            f"{path} is missing, but {FILE_NAME} has its checksum. Restore it, or, if it was removed on purpose: "
+            f"cclnet verify {path.parent} --accept"
+        )
+    return False
+
+
 @contextmanager
 def checking(path: Path, content: bytes | None = None) -> Iterator[None]:
     """:func:`check_file` in a thread beside the block that uses the file. Its error comes before one of the block,
-    which it explains."""
+    which it explains; that of a pipe or a device comes at once, because the block would wait for it without end."""
+    if content is None:
+        check_regular(path)
     with ThreadPoolExecutor(1, "checksum") as thread:
         checked = thread.submit(check_file, path, content)
         try:
@@ -150,6 +172,8 @@ def _state(path: Path, sums: _Sums, content: bytes | None = None) -> str:
     if not expected:
         return NOT_COVERED
     try:
+        if path.stat().st_size > MAX_FILE:
+            return CHANGED  # without reading all of it
         return OK if file_digest(path, content) in expected else CHANGED
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
@@ -173,15 +197,18 @@ def accept_folder(folder: Path) -> None:
             before = set()
         names = (path.name for path in part.iterdir())
         covered = [part / name for name in names if name in before | set(COVERED) or CHECKPOINT.fullmatch(name)]
-        _write(part, _Sums({path.name: file_digest(path) for path in covered if path.is_file()}))
+        present = [path for path in covered if path.is_file()]
+        for path in present:
+            check_regular(path)
+        _write(part, _Sums({path.name: file_digest(path) for path in present}))
 
 
 def has_checksums(folder: Path) -> bool:
     """Whether a SHA256SUMS is in the folder or below it."""
-    return any((path / FILE_NAME).is_file() for path in _folders(folder))
+    return any(os.path.lexists(path / FILE_NAME) for path in _folders(folder))
 
 
 def _folders(folder: Path) -> list[Path]:
     """The folder, and those at any depth below it that have checksums or checkpoints: folds, sweeps, exports in it."""
     inside = sorted(Path(path) for path, _, _ in os.walk(folder))[1:]
-    return [folder, *(path for path in inside if path.name == "checkpoints" or (path / FILE_NAME).is_file())]
+    return [folder, *(path for path in inside if path.name == "checkpoints" or os.path.lexists(path / FILE_NAME))]

@@ -20,7 +20,16 @@ import numpy.typing as npt
 import pandas as pd
 
 from cclnet.errors import InputError, resume_command
-from cclnet.files import Writer, make_folder, parse_json, remove_partial, write_json, write_whole
+from cclnet.files import (
+    MAX_LINES,
+    Writer,
+    check_regular,
+    make_folder,
+    parse_json,
+    remove_partial,
+    write_json,
+    write_whole,
+)
 from cclnet.runs import checksums
 from cclnet.runs import model as model_files
 from cclnet.runs.data_summary import DataSummary, read_data_summary
@@ -191,7 +200,7 @@ class RunFolder:
 
     def read_data_summary(self) -> DataSummary:
         """What training found out about the data; nothing in runs of older versions."""
-        return read_data_summary(self.data) if self.data.exists() else DataSummary()
+        return read_data_summary(self.data) if checksums.is_there(self.data) else DataSummary()
 
     def write_data_summary(self, summary: DataSummary) -> None:
         write_json(self.data, summary.to_json(), checksums.write_covered)
@@ -233,7 +242,7 @@ class RunFolder:
 
     def read_feature_statistics(self) -> FeatureStatistics | None:
         """The statistics by which unlike images are recognised; None where the run or export has none."""
-        return read_statistics(self.feature_statistics) if self.feature_statistics.is_file() else None
+        return read_statistics(self.feature_statistics) if checksums.is_there(self.feature_statistics) else None
 
     def write_feature_statistics(self, found: FeatureStatistics) -> None:
         write_statistics(self.feature_statistics, found, checksums.write_covered)
@@ -241,7 +250,7 @@ class RunFolder:
     def read_soft_labels(self, classes: Sequence[str]) -> Floats | None:
         """The [K, K] soft labels in the order of ``classes``, row k that of class k; None where there are none."""
         old = self.path / "correlation.csv"  # the name of the file before version 0.2
-        path = next((path for path in (self.soft_labels, old) if path.is_file()), None)
+        path = next((path for path in (self.soft_labels, old) if checksums.is_there(path)), None)
         if path is None:
             return None
         names, matrix = model_files.read_soft_labels(path)
@@ -285,7 +294,7 @@ class RunFolder:
 
     def read_metadata(self) -> pd.DataFrame:
         """Further columns of the predicted images (sex, age, site), as text, indexed by image; empty without any."""
-        if not self.metadata.is_file():
+        if not checksums.is_there(self.metadata):
             return pd.DataFrame()
         try:
             checksums.check_file(self.metadata)
@@ -309,7 +318,7 @@ class RunFolder:
 
     def read_scores(self) -> Scores | None:
         """The content of scores.json; None where the run has not been evaluated."""
-        return read_scores(self.scores) if self.scores.is_file() else None
+        return read_scores(self.scores) if self.scores.exists() else None
 
     def write_scores(self, scores: Scores) -> None:
         write_scores(self.scores, scores)
@@ -325,6 +334,7 @@ def _groups_images(column: pd.Series[Any]) -> bool:
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     """The objects in a file with one per epoch and line."""
+    check_regular(path, MAX_LINES)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -402,7 +412,7 @@ class OpenedRun:
 
     def metadata(self) -> pd.DataFrame:
         """Further columns of the images, as text, indexed by image: metadata.csv, or columns of the predictions."""
-        if self.folder is not None and self.folder.metadata.is_file():
+        if self.folder is not None and checksums.is_there(self.folder.metadata):
             return self.folder.read_metadata()
         path = self.path if self.folder is None else self.folder.find_predictions()
         return pd.DataFrame() if path is None or path.suffix == ".json" else read_further_columns(path)
@@ -412,7 +422,7 @@ class OpenedRun:
         classes); None where unknown."""
         if self.kept_leak:
             return from_plain(Leak, {"per_class": [], **self.kept_leak})
-        if self.folder is None or not self.folder.split.exists():
+        if self.folder is None or not checksums.is_there(self.folder.split):
             return None
         table = self.folder.read_split()
         if table.groups is None:

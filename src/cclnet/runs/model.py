@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from cclnet.errors import InputError, unknown
-from cclnet.files import Writer, read_json, write_json, write_whole
+from cclnet.files import MAX_LINES, Writer, check_regular, read_json, write_json, write_whole
 from cclnet.runs.checksums import check_file
 from cclnet.runs.decision_rule import DecisionRule
 from cclnet.runs.provenance import Commit
@@ -422,8 +422,9 @@ def write_soft_labels(
 def read_soft_labels(path: str | Path) -> tuple[tuple[str, ...], Floats]:
     """The class names and the [K, K] matrix of a soft_labels.csv."""
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise InputError(f"no file {path}. Methods that learn soft labels write it; hard labels have none.")
+    check_regular(path, MAX_LINES)
     check_file(path)
     # The header is read as a row like any other: a class may be called "class", and names may look like numbers.
     try:

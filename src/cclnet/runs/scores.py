@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cclnet.errors import InputError
-from cclnet.files import parse_json, write_whole
+from cclnet.files import MAX_LINES, check_regular, parse_json, write_whole
 from cclnet.schema import from_plain, rule, to_plain
 
 FORMAT = 1
@@ -327,6 +327,7 @@ def write_scores(path: Path, scores: Scores) -> None:
 
 def read_scores(path: Path) -> Scores:
     """Read and check a scores.json."""
+    check_regular(path, MAX_LINES)
     try:
         return Scores.from_json(parse_json(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +24,8 @@ from cclnet.data.loader import Loader
 from cclnet.data.parallel import available_cores, counting_images
 from cclnet.data.table import ImageTable
 from cclnet.data.views import VIEWS
-from cclnet.files import cache_folder, make_folder, write_whole
+from cclnet.errors import first_line
+from cclnet.files import cache_folder, check_regular, make_folder, write_whole
 from cclnet.network import TimmClassifier, silent_exporters, to_onnx
 from cclnet.settings import Settings
 
@@ -48,13 +50,13 @@ def frozen_features(
 ) -> dict[str, Floats32]:
     """Return the pooled features [N, F] of the central crops for each view (see ``cclnet.data.views``).
 
-    They are kept in ``cache_dir``, in files of 512 images named by the images (names, sizes, times), the weights and
-    the preprocessing.
+    They are kept in ``cache_dir``, in files of 512 images with a checksum, named by the images (names, sizes, times),
+    the weights and the preprocessing.
     """
     keys = {view: _key(classifier, settings, table, view) for view in views}
     folders = {view: cache_folder(settings.cache_folder) / "features" / key for view, key in keys.items()}
     starts = range(0, len(table), PART)
-    parts = {(view, start): folders[view] / f"{start:08d}.npy" for view in views for start in starts}
+    parts = {(view, start): folders[view] / f"{start:08d}.npz" for view in views for start in starts}
     found = {own: _read(path, min(PART, len(table) - own[1])) for own, path in parts.items()}
     missing = [start for start in starts if any(found[view, start] is None for view in views)]
     classifier = classifier.eval().to(device).to(memory_format=torch.channels_last)
@@ -160,16 +162,23 @@ def _key(classifier: TimmClassifier, settings: Settings, table: ImageTable, view
 
 def _read(path: Path, count: int) -> Floats32 | None:
     """Return the features in a file; None where it is missing or damaged, because they can be computed again."""
-    try:
-        values = np.load(path, allow_pickle=False)
-    except (FileNotFoundError, ValueError, EOFError):
+    if not path.exists():
         return None
-    return values if values.dtype == np.float32 and values.ndim == 2 and len(values) == count else None
+    try:
+        check_regular(path)
+        with np.load(path, allow_pickle=False) as file:
+            values = file["features"]  # read to its end, where zipfile compares the CRC-32
+        if values.dtype != np.float32 or values.ndim != 2 or len(values) != count:
+            raise ValueError(f"{values.dtype} {list(values.shape)} instead of the features of {count} images")
+    except Exception as error:  # noqa: BLE001 (damaged bytes make zipfile and numpy fail in any way)
+        warnings.warn(f"{path} is damaged, its features are computed again: {first_line(error)}.", stacklevel=2)
+        return None
+    return values
 
 
 def _write(path: Path, values: Floats32) -> None:
     make_folder(path.parent)
-    write_whole(path, lambda file: np.save(file, values, allow_pickle=False))
+    write_whole(path, lambda file: np.savez(file, features=values))
 
 
 def _whole(values: Floats32 | None) -> Floats32:

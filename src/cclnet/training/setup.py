@@ -37,6 +37,7 @@ from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, first_line, unknown
 from cclnet.methods import check_method_fits
 from cclnet.network import CCLNet, Classifier, TimmClassifier, image_size_settings
+from cclnet.runs.checksums import checking, is_there
 from cclnet.runs.data_summary import DataSummary
 from cclnet.runs.decision_rule import DecisionRule, make_rule
 from cclnet.runs.folder import RunFolder
@@ -177,7 +178,7 @@ def prepare_data(
         known = DecisionRule(weights=(1.0,) * table.num_classes)  # the class frequencies are not known yet
         make_rule(table.classes, table.multilabel, known, settings.decision, settings.cost)
         check_columns(settings.by, table)
-        if run.split.exists():
+        if is_there(run.split):
             left_out = run.read_data_summary().left_out
             table = table.select(np.array([i for i, name in enumerate(table.names) if name not in left_out], np.intp))
             splits = read_split(run.split, table)
@@ -363,13 +364,17 @@ def fitting_weights(classifier: Classifier, path: Path) -> dict[str, Tensor]:
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor]:
-    """Read the tensors of a .safetensors file, or of a state dict saved by torch; pickled objects are refused."""
+    """Read the tensors of a .safetensors file, or of a state dict saved by torch; pickled objects are refused, and
+    files of a run or an export that have another checksum than theirs."""
     if "\0" in str(path) or not path.is_file():
         raise InputError(f"there is no weights file {path}.")
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with checking(path) if (path.parent / "model.json").is_file() else contextlib.nullcontext():
+            if path.suffix == ".safetensors":
+                return load_file(path)
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
     except Exception as error:  # damaged bytes make torch's reader fail in any way
         reason = first_line(error)
         raise InputError(f"{path} is refused: it is not a .safetensors file or plain state dict ({reason}).") from error
