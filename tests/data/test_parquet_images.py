@@ -102,3 +102,30 @@ def test_limits_and_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         read_image(table.images[0])
     with pytest.raises(InputError):
         open_data(tmp_path / "x.parquet")
+
+
+def test_small_files_that_expand_to_gigabytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal values take no room in a Parquet file: a few kilobytes may claim a hundred million of them."""
+    monkeypatch.setattr(archives, "MAX_EQUAL_CELLS", 100_000)
+    many, nothing = 2**17, pyarrow.nulls(2**17, pyarrow.binary())
+    rows = write(tmp_path / "rows.parquet", {"image": nothing, "label": ["a"] * many}, row_group=many)
+    bare = write(tmp_path / "bare.parquet", {"image": ["x.png"] * many, "label": ["a"] * many}, row_group=many)
+    for path in (rows, bare):
+        assert path.stat().st_size < 5_000
+        with pytest.raises(InputError, match=r"is refused: its [\d,]+ bytes claim to have \d{3},\d{3} values"):
+            open_data(path)
+    monkeypatch.undo()
+    long = write(tmp_path / "long.parquet", {"image": [png(0)] * 3000, "label": ["x" * 400_000, "b"] * 1500}, 3000)
+    assert long.stat().st_size < 100_000
+    with pytest.raises(InputError, match=r"claim to have 600,\d{3},\d{3} bytes of text"):
+        open_data(long)
+
+
+def test_a_row_group_of_equal_images_is_limited_by_what_it_expands_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "x.parquet", {"image": [png(0)] * 400, "label": ["a", "b"] * 200}, row_group=400)
+    monkeypatch.setattr(archives, "MAX_ROW_GROUP", 20 * len(png(0)))
+    assert path.stat().st_size < archives.MAX_ROW_GROUP
+    with pytest.raises(UnreadableImage, match=r"row group has .* at most [\d,]+ bytes"):
+        read_image(open_data(path).images[0])

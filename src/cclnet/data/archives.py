@@ -29,6 +29,9 @@ from cclnet.errors import InputError, first_line
 MAX_IMAGE_BYTES = 6 * 200_000_000 + 2**26  # of an image, as a file or in an archive: 200 megapixels at 16 bits
 MAX_NAME = 4096  # bytes of a name in a tar file
 MAX_MEMBERS = 50_000_000  # of one tar file
+_ROWS_AT_ONCE = 16  # of a row group
+MAX_EQUAL_CELLS = 2**22  # values of a Parquet file with over 20 of them in each of its bytes
+MAX_EQUAL_TEXT = 2**28  # bytes of text of a Parquet file of less than a hundredth of that
 MAX_ROW_GROUP = 2**30  # bytes of the images of one row group of a Parquet file, which are read at once
 _EXTENDED = 2**20  # bytes of an extended header of a tar file
 _BLOCK = 512
@@ -210,6 +213,25 @@ def import_pyarrow(path: str | Path) -> Any:
     return pyarrow
 
 
+def refuse_bomb(path: Path, columns: Sequence[str]) -> None:
+    """Refuse a Parquet file of few bytes whose ``columns`` would take gigabytes of memory as text: equal values take no
+    room in it, however many or long they are."""
+    pyarrow = import_pyarrow(path)
+    import pyarrow.compute
+
+    described, size = pyarrow.parquet.read_metadata(path), path.stat().st_size
+    cells = described.num_rows * max(1, len(columns))
+    if cells > MAX_EQUAL_CELLS and cells > 20 * size:
+        raise InputError(f"{path} is refused: its {size:,} bytes claim to have {cells:,} values.")
+    table, texts = pyarrow.parquet.read_table(path, columns=list(columns), read_dictionary=list(columns)), 0
+    for column in table.columns:
+        if pyarrow.types.is_dictionary(column.type):
+            lengths = (pyarrow.compute.binary_length(own.dictionary).take(own.indices) for own in column.chunks)
+            texts += sum(pyarrow.compute.sum(own).as_py() or 0 for own in lengths)
+    if texts > MAX_EQUAL_TEXT and texts > 100 * size:
+        raise InputError(f"{path} is refused: its {size:,} bytes claim to have {texts:,} bytes of text.")
+
+
 def bytes_column(schema: Any) -> str | None:
     """Return the column of a Parquet schema that has the content of images: binary, or a struct with a binary field
     ``bytes``, as Hugging Face datasets write it. Of several, the first with a usual name."""
@@ -246,14 +268,21 @@ def _parquet(path: str, _: tuple[int, int]) -> tuple[Any, npt.NDArray[np.int64],
 
 @functools.lru_cache(maxsize=1)
 def _row_group(path: str, version: tuple[int, int], group: int) -> Any:
-    """Return the images of one row group. One is kept, because images are read in order."""
+    """Return the images of one row group, None if they are too large. One result is kept, because images are read in
+    order."""
     file, _, column = _parquet(path, version)
     described = file.metadata.row_group(group)
     size = sum(described.column(i).total_uncompressed_size for i in range(described.num_columns)
                if described.column(i).path_in_schema.split(".")[0] == column)  # fmt: skip
     if size > MAX_ROW_GROUP:
-        raise OSError(f"its row group has {size:,} bytes, at most {MAX_ROW_GROUP:,} are read. Write smaller row groups")
-    return file.read_row_group(group, columns=[column]).column(0)
+        return None
+    batches, size = [], 0
+    for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[column]):
+        size += batch.nbytes  # of equal images, the file has one
+        if size > MAX_ROW_GROUP:
+            return None
+        batches.append(batch.column(0))
+    return import_pyarrow(path).chunked_array(batches)
 
 
 def _read_row(reference: Reference) -> bytes:
@@ -264,7 +293,12 @@ def _read_row(reference: Reference) -> bytes:
         group = int(np.searchsorted(starts, reference.start, side="right")) - 1
         if not 0 <= group < len(starts) - 1:
             raise OSError(f"{reference.archive} has no row {reference.start}")
-        value = _row_group(reference.archive, version, group)[reference.start - int(starts[group])].as_py()
+        images = _row_group(reference.archive, version, group)
+        if images is None:
+            raise OSError(
+                f"its row group has too large images: at most {MAX_ROW_GROUP:,} bytes are read. Write smaller ones"
+            )
+        value = images[reference.start - int(starts[group])].as_py()
     except (OSError, InputError):
         raise
     except Exception as error:  # damaged files make pyarrow fail in any way

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cclnet.data.archives import import_pyarrow
+from cclnet.data.archives import import_pyarrow, refuse_bomb
 from cclnet.data.image_io import SUFFIXES as IMAGE_SUFFIXES
 from cclnet.data.sources.folder_names import split_of_folder, splits_among
 from cclnet.data.sources.selection import is_excluded, keep
@@ -521,7 +521,9 @@ def _refuse_repeated_columns(path: Path, columns: list[str]) -> None:
 def _read_parquet(path: Path) -> pd.DataFrame:
     pyarrow = import_pyarrow(path)
     try:
-        refuse_many_columns(path, pyarrow.parquet.read_metadata(path).num_columns)
+        schema = pyarrow.parquet.read_schema(path)
+        refuse_many_columns(path, len(schema.names))
+        refuse_bomb(path, schema.names)
         table = pd.read_parquet(path, engine="pyarrow")
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, InputError):

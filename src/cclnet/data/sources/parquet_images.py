@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from cclnet.data.archives import ArchivedImages, bytes_column, import_pyarrow, safe_name
+from cclnet.data.archives import ArchivedImages, bytes_column, import_pyarrow, refuse_bomb, safe_name
 from cclnet.data.sources.folder_names import split_of_folder
 from cclnet.data.sources.manifest import (
     PARQUET_SUFFIXES,
@@ -99,6 +99,7 @@ def _read_table(path: Path) -> pd.DataFrame:
         )
         if size > _TABLE_BYTES:
             raise InputError(f"{path}: the columns beside the images have {size:,} bytes, at most {_TABLE_BYTES:,}.")
+        refuse_bomb(path, columns)
         table = parquet.read_table(path, columns=columns)
         named = _class_names(schema)
         cells = {name: [as_text(cell) for cell in table.column(name).to_pylist()] for name in columns}
