@@ -7,6 +7,7 @@ import inspect
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +269,19 @@ def test_warnings_are_notes_without_paths(capsys: pytest.CaptureFixture[str]) ->
         show_warnings_as_notes()
         warnings.warn("few images:\n  8", stacklevel=1)
     assert capsys.readouterr().err == "note: few images: 8\n"
+
+
+def test_names_cannot_write_to_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An escape sequence in a name would change the title or the clipboard, or what was printed before."""
+    for label in ("a\x1b]0;title\x07\x9b2J", "b"):
+        (tmp_path / "set" / label).mkdir(parents=True)
+        for i in range(3):
+            Image.new("RGB", (8, 8)).save(tmp_path / "set" / label / f"{i}\x1b[31m.png")
+    monkeypatch.setattr("sys.argv", ["cclnet", "data", "show", "set"])
+    monkeypatch.chdir(tmp_path)
+    with suppress(SystemExit):
+        main()
+    printed = "".join(capsys.readouterr())
+    assert "]0;title" in printed and not set(printed) & {"\x1b", "\x07", "\x9b"}

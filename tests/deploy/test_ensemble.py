@@ -23,6 +23,7 @@ from cclnet.deploy.shipped import read_shipped
 from cclnet.errors import Interrupted
 from cclnet.evaluation.bootstrap import units_of
 from cclnet.evaluation.calibration import calibrate
+from cclnet.runs.checksums import accept_folder
 from cclnet.runs.folder import OpenedRun, RunFolder, SplitTable, open_run
 from cclnet.settings import TTA
 from made_predictions import single_label
@@ -71,6 +72,22 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def mixed(members: list[Path]) -> Path:
     return cclnet.ensemble(members, members[0].parent / "mixed")
+
+
+@pytest.mark.parametrize("damage", ["bit", "text"])
+def test_damaged_weights_go_into_no_ensemble(tmp_path: Path, damage: str) -> None:
+    runs = [write_run(tmp_path / name) for name in "ab"]
+    path = runs[1] / "model.safetensors"
+    if damage == "bit":
+        accept_folder(runs[1])
+        content = bytearray(path.read_bytes())
+        content[-5] ^= 4
+        path.write_bytes(content)
+    else:
+        path.write_text("these are my weights")
+    with pytest.raises(InputError, match=r"model\.safetensors is refused: it is (damaged|not a whole)"):
+        make_ensemble(runs, tmp_path / "both")
+    assert not (tmp_path / "both" / "model.safetensors").exists()
 
 
 def test_an_ensemble_keeps_the_columns_of_its_members_for_subgroups(tmp_path: Path) -> None:

@@ -169,6 +169,31 @@ def test_a_changed_file_is_not_pushed(hub: Hub, tmp_path: Path) -> None:
     assert hub.repositories == {}
 
 
+@pytest.mark.parametrize("kind", ["gone", "gone without checksums", "folder", "link"])
+def test_nothing_else_than_a_whole_model_is_pushed(hub: Hub, tmp_path: Path, kind: str) -> None:
+    exported = export(write_run(tmp_path / "run"), "timm", tmp_path / "own")
+    weights, other = exported / "model.safetensors", tmp_path / "other"
+    weights.rename(other)
+    if kind == "folder":
+        weights.mkdir()
+    elif kind == "link":  # of a folder that someone else made: it could lead to any file of this machine
+        weights.symlink_to(other)
+    elif "without" in kind:
+        (exported / "SHA256SUMS").unlink()
+    with pytest.raises(InputError, match=r"is missing|holds no model|is refused|link out of the folder"):
+        push(exported, "me/insects", endpoint=hub.address)
+    assert hub.created == []
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://[::1", "no address", "file:///etc/passwd"])
+def test_a_hub_that_does_not_answer_is_named(tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(InputError) as refused:
+        push(write_run(tmp_path / "run"), "me/insects", endpoint=endpoint)
+    assert endpoint in str(refused.value)
+
+
 def test_without_the_right_token_nothing_is_written(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_other")
     with pytest.raises(InputError, match=r"me/insects .* HF_TOKEN"):

@@ -53,6 +53,8 @@ def test_a_space_has_lists_and_ranges(tmp_path: Path) -> None:
         ("lr = {uniform = [1, 0.1]}", "two ascending numbers"),
         ("batch_size = {int = [1.5, 4]}", "whole numbers"),
         ("learning = [0.1]", "unknown setting 'learning'"),
+        ('backbone = ["resnet18", "resnet81"]', "unknown backbone 'resnet81'"),
+        ('weights = ["/dev/zero"]', "no weights file /dev/zero"),
         ("momentum = {uniform = [0, 2]}", "momentum"),
         ("method = ['lsr', 'hard']\nmethod_settings.epsilon = [0.1]", "epsilon"),
         ("seed = [1, 2]", "seed cannot be tuned"),

@@ -17,9 +17,11 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from PIL import Image
+from safetensors.torch import save
 
 from cclnet.data.sources import open_data
 from cclnet.errors import InputError
+from cclnet.runs.checksums import write_covered
 from cclnet.settings import Settings, make_settings
 from cclnet.training import setup
 from cclnet.training.setup import find_launch, rate_factor, read_weights
@@ -120,6 +122,26 @@ def test_weights_that_are_something_else(tmp_path: Path, suffix: str, content: b
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"is refused|holds no state dict"):
         read_weights(path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])
+def test_damaged_weights_of_a_run_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name.endswith(".pt"):
+        torch.save({"a": torch.ones(3)}, path)
+    else:
+        path.write_bytes(save({"a": torch.ones(3)}))
+    write_covered(path, path.read_bytes())
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(InputError, match="SHA-256"):
+        read_weights(path)
+    (tmp_path / "model.json").unlink()
+    (tmp_path / "SHA256SUMS").write_text("checksums of another program\n")
+    with suppress(InputError):  # a .pt file has a checksum of its own
+        assert set(read_weights(path)) == {"a"}
 
 
 def test_a_mutated_state_dict_is_read_or_refused(tmp_path: Path) -> None:

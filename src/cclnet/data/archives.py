@@ -217,7 +217,7 @@ def refuse_bomb(path: Path, columns: Sequence[str]) -> None:
     """Refuse a Parquet file of few bytes whose ``columns`` would take gigabytes of memory as text: equal values take no
     room in it, however many or long they are."""
     pyarrow = import_pyarrow(path)
-    import pyarrow.compute
+    from pyarrow import compute
 
     described, size = pyarrow.parquet.read_metadata(path), path.stat().st_size
     cells = described.num_rows * max(1, len(columns))
@@ -226,8 +226,8 @@ def refuse_bomb(path: Path, columns: Sequence[str]) -> None:
     table, texts = pyarrow.parquet.read_table(path, columns=list(columns), read_dictionary=list(columns)), 0
     for column in table.columns:
         if pyarrow.types.is_dictionary(column.type):
-            lengths = (pyarrow.compute.binary_length(own.dictionary).take(own.indices) for own in column.chunks)
-            texts += sum(pyarrow.compute.sum(own).as_py() or 0 for own in lengths)
+            lengths = (compute.binary_length(own.dictionary).take(own.indices) for own in column.chunks)
+            texts += sum(compute.sum(own).as_py() or 0 for own in lengths)
     if texts > MAX_EQUAL_TEXT and texts > 100 * size:
         raise InputError(f"{path} is refused: its {size:,} bytes claim to have {texts:,} bytes of text.")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cclnet.deploy.export import export
 from cclnet.errors import InputError, first_line
-from cclnet.runs.checksums import FILE_NAME, check_file
+from cclnet.runs.checksums import FILE_NAME, check_file, is_there
 from cclnet.runs.folder import RunFolder
 
 # Nothing else leaves the machine: neither predictions nor names of images nor pictures.
@@ -16,6 +16,7 @@ SENT = (
     "README.md", "config.json", "model.json", "calibration.json", "soft_labels.csv", "model.safetensors", "model.onnx",
     "model.pt2", "features.safetensors", FILE_NAME,
 )  # fmt: skip
+_MODELS = {"model.safetensors", "model.onnx", "model.pt2"}
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 
 
@@ -42,20 +43,23 @@ def push(
 
 def _upload(folder: Path, repository: str, private: bool, endpoint: str | None) -> str:
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
-    names = [name for name in SENT if (folder / name).is_file()]
+    names = [name for name in SENT if is_there(folder / name)]
     for name in names:
         check_file(folder / name)  # a changed file is refused here, not by those who download it
-    api = HfApi(endpoint=endpoint, library_name="cclnet")
+        if (folder / name).resolve().parent != folder.resolve():
+            raise InputError(f"{folder / name} is a link out of the folder, which is not followed.")
+    if not _MODELS & set(names):
+        raise InputError(f"{folder} holds no model: none of {', '.join(sorted(_MODELS))}. Export it again.")
     try:
+        api = HfApi(endpoint=endpoint, library_name="cclnet")
         api.create_repo(repository, private=private, exist_ok=True)
         commit = api.upload_folder(
             repo_id=repository, folder_path=folder, allow_patterns=names, commit_message="Model exported by cclnet"
         )
-    except (LocalTokenNotFoundError, HfHubHTTPError, OSError) as error:
+    except Exception as error:  # no token, refused, no network, no address: their classes have no common base
         raise InputError(
-            f"{repository} could not be written at {api.endpoint}: {first_line(error)}. Sign in with `hf auth login` "
-            "or set HF_TOKEN to a token that may write there."
+            f"{repository} could not be written at {endpoint or 'the hub'}: {first_line(error)}. Sign in with `hf auth "
+            "login` or set HF_TOKEN to a token that may write there."
         ) from error
     return str(commit.commit_url)

@@ -41,6 +41,7 @@ from cclnet.settings import (
 from cclnet.sweep.cells import RayOptions
 from cclnet.sweep.executors import SweepProgress, on_signals
 from cclnet.sweep.ray_tasks import cell_gpus, connected, stand_alone
+from cclnet.training.checks import check_start
 
 RANGES = ("uniform", "loguniform", "int", "logint")
 # They decide what is measured and at what cost, not how well it is solved.
@@ -79,6 +80,8 @@ def read_space(path: Path, settings: Settings) -> Space:
             chosen = with_values(settings, {name: value})
             for method in methods if isinstance(methods, list) else ():
                 check_method_settings(method, chosen.method_settings)
+            if name in ("backbone", "weights") and not {"backbone", "weights"} <= space.keys():
+                check_start(chosen)
     return space
 
 

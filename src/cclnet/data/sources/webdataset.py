@@ -8,7 +8,6 @@ the classes. Class numbers get the names in ``classes.txt`` beside the tar files
 
 from __future__ import annotations
 
-import json
 import os
 from array import array
 from pathlib import Path
@@ -23,6 +22,7 @@ from cclnet.data.sources.manifest import GROUP, SPLIT
 from cclnet.data.sources.source import Source, SourceNotes, encode, finish, nfc, plain_files, subfolders
 from cclnet.data.table import SPLIT_NAMES, ImageTable
 from cclnet.errors import InputError
+from cclnet.files import check_regular, parse_json
 from cclnet.settings import DataOptions
 
 _LABEL_KEYS = ("label", "cls", "class", "class_name", "category", "target", "diagnosis", "dx")
@@ -132,8 +132,8 @@ def _read_facts(path: Path, file: BinaryIO, suffix: str, name: str, start: int, 
     file.seek(start)
     try:
         text = file.read(size).decode("utf-8-sig")
-        content = json.loads(text) if suffix == "json" else {"label": text}
-    except (ValueError, RecursionError) as error:
+        content = parse_json(text) if suffix == "json" else {"label": text}
+    except ValueError as error:
         raise InputError(f"{path}: {name} cannot be read: {error}.") from error
     if not isinstance(content, dict):
         raise InputError(f'{path}: {name} must be an object such as {{"label": 3}}.')
@@ -150,9 +150,14 @@ def _text(value: Any) -> str:
 def _with_class_names(root: Path, labels: list[str]) -> tuple[list[str], list[str]]:
     """Return the labels, with numbers replaced by the names in classes.txt, and the order of the classes."""
     file = root / "classes.txt"
-    if not file.is_file() or file.stat().st_size > _CLASSES_BYTES:
+    if not file.exists():
         return labels, []
-    known = [nfc(line.strip()) for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    check_regular(file, _CLASSES_BYTES)
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}. It has one class name per line, in UTF-8.") from error
+    known = [nfc(line.strip()) for line in lines if line.strip()]
     if all(label.isdecimal() and len(label) < 8 and int(label) < len(known) for label in set(labels)):
         return [known[int(label)] for label in labels], known
     return labels, known
