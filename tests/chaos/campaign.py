@@ -3,7 +3,7 @@
     python tests/chaos/campaign.py --cases 1000 --kills 40 --out results/chaos.json     # `make chaos`
 
 Exit code 1 if a case failed: another exit code than expected, a traceback, more than 10 seconds of processor time, more
-than 2 GB, a hang, or damage that was used without a word.
+than 2 GB, a hang, an escape sequence for the terminal, or damage that was used without a word.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ def faults(case: Case, outcome: Outcome) -> list[str]:
         wrong.append("over 10 seconds")
     if outcome.megabytes > MEGABYTES:
         wrong.append("over 2 GB")
+    if set(outcome.output) & {"\x1b", "\x07"}:
+        wrong.append("terminal control")
     if case.must_notice and outcome.code == 0 and not _NOTICED.search(outcome.output):
         wrong.append("silent acceptance")
     return wrong
@@ -106,7 +108,7 @@ def run_corpus(count: int, seed: int, workers: int, minutes: float = 0.0) -> lis
 
 def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, int] = dict.fromkeys(
-        ("traceback", "hang", "over 10 seconds", "over 2 GB", "silent acceptance", "exit code"), 0
+        ("traceback", "hang", "over 10 seconds", "over 2 GB", "silent acceptance", "terminal control", "exit code"), 0
     )
     codes: dict[str, int] = defaultdict(int)
     for result in results:

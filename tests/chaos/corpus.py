@@ -6,15 +6,21 @@ that prepares files in a folder and returns a :class:`Case`.
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
 import json
+import lzma
 import os
 import random
 import struct
+import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from material import Material, copied, dicom, encoded, formats, npz, picture, suffix_of
@@ -442,6 +448,127 @@ def hostile_json(chance: random.Random, material: Material, folder: Path) -> Cas
     return Case(f"{path.name}: {key} = {str(value)[:30]}", command)
 
 
+# Newer than the rest: what other stages read of a run, archives, uploads.
+
+READ_BY_PREDICT = ("model.safetensors", "model.json", "calibration.json", "soft_labels.csv", "features.safetensors")
+
+
+def lost_run_file(chance: random.Random, material: Material, folder: Path) -> Case:
+    """A file that a model needs is gone, or is something else than a file; the checksums say that it was there."""
+    run = copied(chance.choice((material.run, material.export)), folder / "run")
+    path = run / chance.choice([name for name in (*READ_BY_PREDICT, "model.onnx") if (run / name).exists()])
+    kind = chance.choice(("gone", "pipe", "device", "link to itself", "sparse", "folder"))
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "sparse":
+        with path.open("wb") as sparse:
+            sparse.truncate(2**40)
+    elif kind != "gone":
+        path.symlink_to("/dev/zero" if kind == "device" else path.name)
+    predict = ["predict", str(run), str(material.data), "--quiet", "--device", "cpu"]
+    verify, push = ["verify", str(run)], ["push", str(run), "me/x", "--endpoint", NO_HUB]
+    command = chance.choice((predict, predict, verify, push))
+    return Case(f"{path.name}, {kind}, in {command[0]}", command, FAULTS_LISTED if command == verify else REFUSED)
+
+
+NO_HUB = "http://127.0.0.1:9"
+
+
+def damaged_input_of_a_stage(chance: random.Random, material: Material, folder: Path) -> Case:
+    """Flipped bits in what another command reads of a run."""
+    run, other = copied(material.run, folder / "run"), copied(material.run, folder / "other")
+    commands = {
+        "model.safetensors": (
+            ["ensemble", str(other), str(run), "--out", "out"],
+            train(str(material.data), f"weights={run}/model.safetensors"),
+            ["push", str(run), "me/x", "--endpoint", NO_HUB], ["export", str(run), "--format", "timm", "--out", "out"],
+        ),
+        "predictions.csv": (["doubts", str(run)], ["ensemble", str(other), str(run), "--out", "out"],
+                            ["compare", str(other), str(run), "--out", "out", "--draws", "20"]),
+        "split.csv": (["doubts", str(run)], ["evaluate", str(run), "--draws", "20"]),
+    }  # fmt: skip
+    name = chance.choice(list(commands))
+    (run / name).write_bytes(flip((run / name).read_bytes(), chance))
+    command = chance.choice(commands[name])
+    return Case(f"flipped bit of {name} in {command[0]}", command, REFUSED, True)
+
+
+def hostile_tar(chance: random.Random, material: Material, folder: Path) -> Case:
+    """WebDataset files: mutated, or with labels and class names that are no text."""
+    image = encoded(picture(np.random.default_rng(1)), "PNG")
+    odd = chance.choice(("label", "patient_id", "split"))
+    value = chance.choice(("\ud800x", "x" * 900_000, "a\0b", "\x1b]0;title\x07", "[/red]", 10**4000, [1], None, "a\nb"))
+    kind = chance.choice(("bytes", "value", "value", "classes", "number"))
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for i in range(6):
+            facts = {"label": i % 2, "patient_id": f"p{i}"} | ({odd: value} if kind == "value" and i > 3 else {})
+            text = b'{"label": ' + b"9" * 5000 + b"}" if kind == "number" else json.dumps(facts).encode()
+            for suffix, content in (("png", image), ("json", text)):
+                member = tarfile.TarInfo(f"{i}.{suffix}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    (folder / "set").mkdir()
+    path = folder / "set" / "x.tar"
+    path.write_bytes(mutate(file.getvalue(), chance)[1] if kind == "bytes" else file.getvalue())
+    if kind == "classes":
+        (folder / "set" / "classes.txt").write_bytes(chance.choice((b"caf\xe9\nb\n", b"a\na\n", b"\0\n", b"")))
+    commands = ["data", "show", str(path)], ["data", "audit", str(path), "--quiet"], train(str(path))
+    return Case(f"tar, {kind}: {odd} = {str(value)[:20]!r}", chance.choice(commands))
+
+
+def hostile_parquet(chance: random.Random, material: Material, folder: Path) -> Case:
+    """Parquet files with images: mutated, or of equal values, which take no room however many they are."""
+    import pyarrow
+    from pyarrow import parquet
+
+    kind = chance.choice(("bytes", "bytes", "rows", "texts", "images"))
+    image, path = encoded(picture(np.random.default_rng(1)), "PNG"), folder / "x.parquet"
+    columns: dict[str, Any] = {"image": [image] * 6, "label": ["a", "b"] * 3}
+
+    def equal(values: list[Any], rows: int) -> Any:
+        return pyarrow.DictionaryArray.from_arrays(pyarrow.array(np.arange(rows) % len(values), "int32"), values)
+
+    if kind == "rows":
+        columns = {"image": pyarrow.nulls(2**23, pyarrow.binary()), "label": equal(["a"], 2**23)}
+    elif kind == "texts":
+        columns = {"image": equal([image], 400), "label": equal(["x" * 10**6, "b"], 400)}
+    elif kind == "images":
+        large = encoded(Image.new("RGB", (1000, 1000)), "BMP")
+        columns = {"image": equal([large], 400), "label": equal(["a", "b"], 400)}
+    parquet.write_table(
+        pyarrow.table(columns), path, compression="zstd", store_schema=False, dictionary_pagesize_limit=2**25
+    )
+    if kind == "bytes":
+        path.write_bytes(mutate(path.read_bytes(), chance)[1])
+    commands = ["data", "show", str(path)], ["data", "audit", str(path), "--quiet"], train(str(path))
+    return Case(f"parquet, {kind}", chance.choice(commands))
+
+
+def hostile_predictions(chance: random.Random, material: Material, folder: Path) -> Case:
+    """Tables of predictions that expand to gigabytes, or whose cells do."""
+    head, row = b"image,label,p_a,p_b\n", b"%d.png,a,0.5,0.5\n"
+    rows = b"".join(row % i for i in range(1000))
+    kinds = {
+        "bomb.csv.bz2": lambda: bz2.compress(head + bytes(2**29)),
+        "bomb.csv.gz": lambda: gzip.compress(head + row % 1 * 2**24, 1),
+        "bomb.csv.xz": lambda: lzma.compress(head + bytes(2**28), preset=0),
+        "cell.csv": lambda: head + rows + b"x" * 2 * 10**6 + b",a,0.5,0.5\n",
+        "columns.csv": lambda: b"image,label," + b",".join(b"p_%d" % i for i in range(10**5)) + b"\n",
+        "bytes.csv.gz": lambda: mutate(gzip.compress(head + rows), chance)[1],
+        "bytes.csv": lambda: mutate(head + rows, chance)[1],
+    }  # fmt: skip
+    name = chance.choice(list(kinds))
+    path = folder / name
+    path.write_bytes(kinds[name]())
+    commands = (["evaluate", str(path), "--draws", "20"], ["doubts", str(path)],
+                ["compare", str(path), str(path), "--out", "out", "--draws", "20"])  # fmt: skip
+    return Case(f"predictions, {name}", chance.choice(commands), ANSWERED if "bytes" in name else REFUSED)
+
+
 def foreign_weights(chance: random.Random, material: Material, folder: Path) -> Case:
     """Files given as pretrained weights."""
     content = (material.run / "model.safetensors").read_bytes()
@@ -468,5 +595,6 @@ KINDS: tuple[Kind, ...] = (
     damaged_image, damaged_image, damaged_image, damaged_image, damaged_image, image_bomb, image_bomb, hostile_name,
     not_a_file, hostile_table, hostile_table, hostile_array, hostile_array, hostile_settings, hostile_synthetic,
     flipped_model, flipped_export, flipped_checkpoint, flipped_cache, damaged_run_file, damaged_run_file,
-    damaged_run_file, hostile_json, hostile_json, foreign_weights,
+    damaged_run_file, hostile_json, hostile_json, foreign_weights, lost_run_file, damaged_input_of_a_stage,
+    hostile_tar, hostile_parquet, hostile_predictions,
 )  # fmt: skip

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from layouts import draw
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 
 from cclnet.data import image_io
 from cclnet.data.image_io import (
@@ -439,3 +439,19 @@ def test_bands_give_the_same_pixels(mode: str, monkeypatch: pytest.MonkeyPatch) 
     whole = rgb_of(image)
     monkeypatch.setattr(image_io, "_BAND_PIXELS", 1000)
     np.testing.assert_array_equal(rgb_of(image), whole)
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
+def test_flipped_bits_of_avif_are_named() -> None:
+    """Its decoder raises RuntimeError, unlike those of other formats."""
+    file, causes = io.BytesIO(), set[str]()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (38, 44, 3), dtype=np.uint8)).save(file, "AVIF")
+    content = file.getvalue()
+    for bit in range(0, 8 * len(content), 97):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            read_image(bytes(damaged))
+        except UnreadableImage as error:
+            causes.add(type(error.__cause__).__name__)
+    assert "RuntimeError" in causes

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +10,7 @@ import pandas as pd
 import pytest
 
 from cclnet.errors import InputError
+from cclnet.runs.folder import read_split_file
 from cclnet.runs.predictions import Predictions, read_predictions, write_predictions
 from made_predictions import several_labels, single_label
 
@@ -155,3 +159,33 @@ def test_parts_are_selected() -> None:
     assert parted.of_split("test").images.tolist() == made.images[1::2].tolist()
     assert len(parted.of_split("all")) == 6
     assert len(made.of_split("val")) == 0
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+def test_a_compressed_table_that_expands_to_gigabytes_is_refused(tmp_path: Path, suffix: str) -> None:
+    compress = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix]
+    head = b"image,label,p_a,p_b\n"
+    path = tmp_path / f"predictions.csv{suffix}"
+    path.write_bytes(compress(head + b"x.png,a,0.5,0.5\n"))
+    assert read_predictions(path).images.tolist() == ["x.png"]
+    path.write_bytes(compress(head + bytes(2**26)))
+    with pytest.raises(InputError, match="is refused: it decompresses to more than 67,108,864 bytes"):
+        read_predictions(path)
+    path.write_bytes(compress(head + b"x.png,a,0.5,0.5\n")[:-9] + bytes(9))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_predictions(path)
+
+
+def test_a_text_without_end_or_a_column_for_everything_is_refused(tmp_path: Path) -> None:
+    """An array of texts gives each the room of the longest."""
+    path = tmp_path / "predictions.csv"
+    rows = "".join(f"{i}.png,a,0.5,0.5\n" for i in range(1000))
+    path.write_text(f"image,label,p_a,p_b\n{rows}{'x' * 10**6},a,0.5,0.5\n")
+    with pytest.raises(InputError, match="text in the column 'image' has 1,000,000 characters"):
+        read_predictions(path)
+    path.write_text(f"image,split\n{'y' * 10**6},val\n")
+    with pytest.raises(InputError, match="text in the column 'image' has 1,000,000 characters"):
+        read_split_file(path)
+    path.write_text("image,label," + ",".join(f"p_{i}" for i in range(10_000)) + "\n")
+    with pytest.raises(InputError, match="10,002 columns; at most 10,000"):
+        read_predictions(path)

@@ -48,7 +48,7 @@ SUFFIXES = frozenset(
 _JPEG = ("JPEG", "MPO")  # MPO: JPEG of a phone, followed by further pictures
 
 # Raised by Pillow's decoders for a broken file. Any other exception is a bug here and is not caught.
-_PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, OverflowError,
+_PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, OverflowError, RuntimeError,
                   struct.error, zlib.error, Image.DecompressionBombError)  # fmt: skip
 _TOO_MUCH_MEMORY = "decoding it takes more memory than is allowed"
 _PILLOW_LIMIT_LOCK = threading.Lock()

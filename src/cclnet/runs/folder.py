@@ -43,6 +43,7 @@ from cclnet.runs.predictions import (
     Strings,
     read_further_columns,
     read_predictions,
+    text_column,
     write_predictions,
 )
 from cclnet.runs.scores import ClassLeak, Leak, Scores, read_scores, write_scores
@@ -82,7 +83,7 @@ def read_split_file(path: str | Path) -> SplitTable:
     """Read a split.csv. The column ``part`` of files written before version 0.2 is read as ``split``."""
     checksums.check_file(Path(path))
     try:
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", compression=None)
     except (OSError, ValueError) as error:  # pandas' parser errors and undecodable bytes are ValueErrors
         raise InputError(f"{path} cannot be read as comma-separated text: {error}. Fix or remove it.") from error
     if "split" not in frame:
@@ -92,8 +93,8 @@ def read_split_file(path: str | Path) -> SplitTable:
             f"{path} has no column {' and '.join(missing)}; found {', '.join(map(str, frame))}. Fix or remove it."
         )
     frame = pd.DataFrame({name: unmark_texts(column) for name, column in frame.items()}, dtype=str)
-    image, split = (frame[name].to_numpy(dtype=np.str_) for name in ("image", "split"))
-    further = (frame[name].to_numpy(dtype=np.str_) if name in frame else None for name in ("group", "label", "fold"))
+    image, split = (text_column(Path(path), frame[name]) for name in ("image", "split"))
+    further = (text_column(Path(path), frame[name]) if name in frame else None for name in ("group", "label", "fold"))
     return SplitTable(image, split, *further)
 
 

@@ -429,13 +429,16 @@ def read_soft_labels(path: str | Path) -> tuple[tuple[str, ...], Floats]:
     # The header is read as a row like any other: a class may be called "class", and names may look like numbers.
     try:
         text = path.read_text(encoding="utf-8-sig")
+        if (columns := text.partition("\n")[0].count(",")) > MAX_CLASSES:
+            raise ValueError(f"it has {columns:,} columns, at most {MAX_CLASSES:,} classes are read")
         cells = pd.read_csv(io.StringIO(text), header=None, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:  # pandas' parser errors and undecodable bytes are ValueErrors
         raise InputError(f"{path} cannot be read as comma-separated text: {error}") from error
     classes, rows = (tuple(unmark_texts(map(str, names))) for names in (cells.iloc[0, 1:], cells.iloc[1:, 0]))
     if len(classes) < 2 or rows != classes:
+        first = (", ".join(names[:20]) or "none" for names in (classes, rows))
         raise InputError(f"{path}: rows and columns must name the same classes in the same order, at least two; "
-                         f"columns {', '.join(classes) or 'none'}; rows {', '.join(rows) or 'none'}.")  # fmt: skip
+                         "columns {}; rows {}.".format(*first))  # fmt: skip
     matrix = cells.iloc[1:, 1:].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
     if not ((matrix >= 0) & (matrix <= 1)).all():
         i, k = np.argwhere(~((matrix >= 0) & (matrix <= 1)))[0]

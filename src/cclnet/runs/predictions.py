@@ -11,18 +11,23 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
+import io
+import lzma
 import re
 import warnings
-from collections.abc import Sequence
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from cclnet.errors import InputError
-from cclnet.files import Writer, write_whole
+from cclnet.files import Writer, check_regular, write_whole
 from cclnet.runs.checksums import check_file
 from cclnet.runs.spreadsheet import mark_texts, unmark_texts
 
@@ -33,6 +38,11 @@ Labels = Integers | npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.bool_] | npt.NDArray[np.intp]
 Columns = dict[str, npt.NDArray[np.generic]]
 
+MAX_UNPACKED, MAX_RATIO = 2**26, 100  # bytes of a compressed table; larger ones: at most so many times their size
+MAX_COLUMNS = 10_000  # classes and what is known of the images; a confusion matrix of them takes 800 MB
+MAX_TEXT, MAX_CHARACTERS = 2**16, 2**29  # of a text, and of all texts in a column
+_HEADER_BYTES = 2**26
+_OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 SPLITS = ("train", "calibration", "val", "test")
 IMAGE_COLUMNS = ("image", "split", "group", "label")  # what is known before prediction
 
@@ -268,16 +278,16 @@ def _from_frame(path: Path, header: list[str], frame: pd.DataFrame, multilabel: 
     # Anything else than a number becomes NaN, which is then reported.
     numbers = [pd.to_numeric(frame["p_" + name], errors="coerce") for name in classes]
     probabilities = np.column_stack([column.to_numpy(dtype=np.float64, na_value=np.nan) for column in numbers])
-    texts = frame["label"].to_numpy(dtype=np.str_)
+    texts = text_column(path, frame["label"])
     near_one = np.abs(probabilities.sum(axis=1) - 1) <= sum_tolerance(len(classes))
     if multilabel is None:
         kinds = set(np.unique(texts).tolist()) - set(classes)
         multilabel = any("|" in kind for kind in kinds) or ("" in kinds and float(near_one.mean()) < 0.5)
-    images = frame["image"].to_numpy(dtype=np.str_)
+    images = text_column(path, frame["image"])
     labels, problems = _read_labels(texts, classes, multilabel, images)
     if not multilabel:
         probabilities[near_one] /= probabilities[near_one].sum(axis=1, keepdims=True)
-    groups, splits = (frame[c].to_numpy(dtype=np.str_) if c in header else None for c in ("group", "split"))
+    groups, splits = (text_column(path, frame[c]) if c in header else None for c in ("group", "split"))
     try:
         predictions = Predictions(images, labels, probabilities, classes, groups, splits)
     except ContentError as error:
@@ -295,18 +305,25 @@ def read_further_columns(path: Path) -> pd.DataFrame:
 
 def _read_frame(path: Path) -> tuple[list[str], pd.DataFrame]:
     """The column names just as the header has them, and the rows. Text stays text: a class may be called NA."""
-    if not path.is_file():
+    if not path.exists():
         raise InputError(f"no file {path}. Expected a predictions.csv with the columns image, label and p_<class>.")
+    check_regular(path)
     try:
-        first = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+        text = _unpacked(path) if path.suffix in _OPENERS else None
+        with path.open("rb") if text is None else io.BytesIO(text) as file:
+            columns = file.readline(_HEADER_BYTES).count(b",") + 1
+        if columns > MAX_COLUMNS:
+            raise InputError(f"{path} has {columns:,} columns; at most {MAX_COLUMNS:,} are read.")
+        given: Any = {"keep_default_na": False, "encoding": "utf-8-sig", "compression": None}
+        first = pd.read_csv(path if text is None else io.BytesIO(text), header=None, nrows=1, dtype=str, **given)
         header = [str(name) for name in first.iloc[0]]
         texts = dict.fromkeys((*IMAGE_COLUMNS, "part"), "str")
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame = pd.read_csv(path, dtype=texts, keep_default_na=False, index_col=False, low_memory=False,
-                                float_precision="round_trip", encoding="utf-8-sig")  # fmt: skip
+            frame = pd.read_csv(path if text is None else io.BytesIO(text), dtype=texts, index_col=False,
+                                low_memory=False, float_precision="round_trip", **given)  # fmt: skip
     except (pd.errors.EmptyDataError, pd.errors.ParserError, pd.errors.ParserWarning, UnicodeDecodeError,
-            OSError, EOFError) as error:  # fmt: skip
+            OSError, EOFError, lzma.LZMAError, zlib.error) as error:  # fmt: skip
         raise InputError(f"{path} cannot be read as comma-separated text: {error}") from error
     for name in ("image", "group", "label"):
         if name in frame and header.count(name) == 1:
@@ -317,12 +334,30 @@ def _read_frame(path: Path) -> tuple[list[str], pd.DataFrame]:
     return header, frame
 
 
+def _unpacked(path: Path) -> bytes:
+    """The content of a compressed table. A few bytes can decompress to gigabytes, which no table of results does."""
+    limit = max(MAX_UNPACKED, MAX_RATIO * path.stat().st_size)
+    with _OPENERS[path.suffix](path) as file:
+        text: bytes = file.read(limit + 1)
+    if len(text) > limit:
+        raise InputError(f"{path} is refused: it decompresses to more than {limit:,} bytes. If it is whole, unpack it.")
+    return text
+
+
+def text_column(path: Path, cells: pd.Series[Any]) -> Strings:
+    """A column of texts as an array, in which every text takes the room of the longest."""
+    longest = int(cells.str.len().max()) if len(cells) else 0
+    if longest > MAX_TEXT or longest * len(cells) > MAX_CHARACTERS:
+        raise InputError(f"{path}: a text in the column '{cells.name}' has {longest:,} characters. Is it damaged?")
+    return cells.to_numpy(dtype=np.str_)
+
+
 def _header_problems(header: list[str], classes: tuple[str, ...]) -> list[str]:
     shown = ", ".join(header[:12]) + (", ..." if len(header) > 12 else "")
     problems = [f"no column '{name}' (found: {shown})." for name in ("image", "label") if name not in header]
     if not classes:
         problems.append(f"no column 'p_<class>' with the probability of a class (found: {shown}).")
-    if doubled := sorted({name for name in header if header.count(name) > 1}):
+    if doubled := sorted(name for name, count in Counter(header).items() if count > 1):
         problems.append(f"{counted(len(doubled), 'column')} more than once: {examples(doubled)}.")
     if "" in classes:
         problems.append("a column 'p_' without the name of its class.")
