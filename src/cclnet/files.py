@@ -112,7 +112,7 @@ def check_regular(path: str | Path, limit: int = MAX_FILE) -> None:
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"{path} is refused: it is a folder, a pipe or a device, where a file is expected.")
+        raise InputError(f"{path} cannot be read: it is a folder, a pipe or a device, where a file is expected.")
     if status.st_size > limit:
         raise InputError(f"{path} has {status.st_size:,} bytes; at most {limit:,} are read.")
 

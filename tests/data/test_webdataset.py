@@ -119,15 +119,12 @@ def test_text_that_is_no_text_is_refused(data: Path, tmp_path: Path) -> None:
     members = {**samples(0, 6), "6.png": png(6), "6.json": json.dumps(surrogate).encode()}
     with pytest.raises(InputError, match=r"6\.json cannot be read: .*surrogate"):
         open_data(write_tar(tmp_path / "x.tar", members))
-    members["6.json"] = json.dumps({"label": "x" * 1001}).encode()
-    with pytest.raises(InputError, match=r"name of 1,001 characters"):  # before training, not after it
-        open_data(write_tar(tmp_path / "x.tar", members))
     (data / "classes.txt").write_bytes(b"caf\xe9\nbar\n")
     with pytest.raises(InputError, match=r"classes\.txt cannot be read: .*utf-8"):
         open_data(data)
     (data / "classes.txt").unlink()
     (data / "classes.txt").symlink_to("/dev/zero")
-    with pytest.raises(InputError, match=r"classes\.txt is refused: .*device"):
+    with pytest.raises(InputError, match=r"classes\.txt cannot be read: .*device"):
         open_data(data)
 
 

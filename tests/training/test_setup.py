@@ -19,6 +19,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment, TorchEla
 from PIL import Image
 from safetensors.torch import save
 
+import cclnet
 from cclnet.data.sources import open_data
 from cclnet.errors import InputError
 from cclnet.runs.checksums import write_covered
@@ -122,6 +123,19 @@ def test_weights_that_are_something_else(tmp_path: Path, suffix: str, content: b
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"is refused|holds no state dict"):
         read_weights(path)
+
+
+def test_names_that_model_json_does_not_take_are_refused_before_training(tmp_path: Path) -> None:
+    for label in ("a", "b"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        for i in range(3):
+            Image.new("RGB", (8, 8)).save(tmp_path / "data" / label / f"{i}.png")
+    (tmp_path / "table.csv").write_text(
+        "image,label\n" + "".join(f"data/{label}/{i}.png,{label * 1001}\n" for label in "ab" for i in range(3))
+    )
+    with pytest.raises(InputError, match="a class has a name of 1,001 characters"):
+        cclnet.train(tmp_path / "table.csv", tmp_path / "run", backbone="test_resnet", progress=False)
+    assert not (tmp_path / "run" / "model.json").exists()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])

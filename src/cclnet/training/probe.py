@@ -36,7 +36,7 @@ from cclnet.runs.out_of_distribution import FeatureStatistics
 from cclnet.settings import TTA, Settings
 from cclnet.training.feature_statistics import noise_features, statistics_of
 from cclnet.training.features import Floats32, frozen_features
-from cclnet.training.setup import PreparedData, check_columns, make_fabric, make_network, print_notes
+from cclnet.training.setup import PreparedData, check_class_names, check_columns, make_fabric, make_network, print_notes
 from cclnet.training.validate import describe, write_artifacts
 
 Floats = npt.NDArray[np.float64]
@@ -134,6 +134,7 @@ def _for_table(settings: Settings, table: ImageTable) -> Settings:
     known = DecisionRule(weights=(1.0,) * table.num_classes)
     make_rule(table.classes, table.multilabel, known, settings.decision, settings.cost)
     check_columns(settings.by, table)
+    check_class_names(table)
     return settings
 
 

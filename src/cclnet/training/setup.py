@@ -41,6 +41,7 @@ from cclnet.runs.checksums import checking, is_there
 from cclnet.runs.data_summary import DataSummary
 from cclnet.runs.decision_rule import DecisionRule, make_rule
 from cclnet.runs.folder import RunFolder
+from cclnet.runs.model import MAX_TEXT
 from cclnet.settings import Settings
 from cclnet.training.duration import first_estimate
 
@@ -178,6 +179,7 @@ def prepare_data(
         known = DecisionRule(weights=(1.0,) * table.num_classes)  # the class frequencies are not known yet
         make_rule(table.classes, table.multilabel, known, settings.decision, settings.cost)
         check_columns(settings.by, table)
+        check_class_names(table)
         if is_there(run.split):
             left_out = run.read_data_summary().left_out
             table = table.select(np.array([i for i, name in enumerate(table.names) if name not in left_out], np.intp))
@@ -239,6 +241,15 @@ def test_short_side(settings: Settings, data: PreparedData) -> int:
     return matching_short_side(
         settings.augment, settings.short_side, data.images.heights[rows], data.images.widths[rows]
     )
+
+
+def check_class_names(table: ImageTable) -> None:
+    """Refuse names of classes that model.json, which is written after training, does not take."""
+    if long := [name for name in table.classes if len(name) > MAX_TEXT]:
+        raise InputError(
+            f"a class has a name of {len(long[0]):,} characters, at most {MAX_TEXT:,} are allowed: {long[0][:60]}…. Is "
+            "that the column of the labels?"
+        )
 
 
 def check_columns(by: str, table: ImageTable) -> None:

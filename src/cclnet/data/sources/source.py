@@ -28,9 +28,6 @@ from cclnet.settings import DataOptions
 # ruff: noqa: PTH100, PTH112, PTH113, PTH114, PTH118, PTH119, PTH120, PTH122, PTH123
 
 
-_MAX_CLASS_NAME = 1000  # characters, as model.json allows
-
-
 @dataclass(frozen=True)
 class Source:
     """One data layout. ``find`` returns the files or folders that identify it, none if the path has another layout."""
@@ -110,11 +107,6 @@ def finish(table: ImageTable, notes: SourceNotes, options: DataOptions) -> Image
             f"{table.source} at {table.root}: {len(odd):,} names are not UTF-8: {', '.join(map(repr, odd[:3]))}. "
             "Rename these files or folders, for example with convmv, because run files and reports are UTF-8; or leave "
             "the files out with exclude (--exclude), where ? stands for any character."
-        )
-    if long := [name for name in table.classes if len(name) > _MAX_CLASS_NAME]:
-        raise InputError(
-            f"{table.source} at {table.root}: a class has a name of {len(long[0]):,} characters, at most "
-            f"{_MAX_CLASS_NAME:,} are allowed: {long[0][:60]}…. Is that the column of the labels?"
         )
     if len(table) == 0:
         faults = "; ".join((*notes.excluded, *notes.notes)) or "the table is empty"
