@@ -126,6 +126,14 @@ def fine_tuning() -> dict[str, Sequence[Value]]:
 
     ensemble = "isic lite4-tta + lite2-tta + lite0-tta, ensemble"
     pair = "isic lite0, the images of the timm loop", "isic tf_efficientnet_lite0, plain timm loop"
+    tuned = {row["name"]: row for row in result("finetune/tuning_96px/scores.json")["rows"]}
+    timm_at_96 = result("finetune/tuning_96px/timm_loop.json")["accuracy"]
+
+    def tuning(name: str) -> list[float]:
+        own = tuned[f"tune {name}"]
+        overall = [own["overall"][metric]["value"] for metric in ("accuracy", "macro_auroc")]
+        return [own["calibrated_rules"]["balanced"]["balanced_accuracy"]["value"], *overall]
+
     ours, loop = 60 * result("presets/finetune.json")["minutes"], result("finetune/timm_speed.json")
     _, *later = loop["epoch_seconds"]
     whole = loop["seconds"] - sum(later) + 19 * float(np.mean(later))
@@ -141,6 +149,11 @@ def fine_tuning() -> dict[str, Sequence[Value]]:
         "accuracy 0.807 against 0.819": [overall(name, "accuracy") for name in pair],
         "macro AUROC 0.954 against 0.965": [overall(name, "macro_auroc") for name in pair],
         "calibrated balanced accuracy 0.701 against 0.734": [balanced(name)[1] for name in pair],
+        "| 20 | 0.695 | 0.826 | 0.948 |": [20, *tuning("start")],
+        "| 20 | 0.631 | 0.794 | 0.940 |": [20, *tuning("crops")],
+        "| 10 | 0.653 | 0.811 | 0.946 |": [10, *tuning("timm-recipe-epochs-10")],
+        "accuracy of 0.804, cclnet 0.811": [timm_at_96, tuning("timm-recipe-epochs-10")[1]],
+        "lose 3.2 points of accuracy": [100 * (tuning("start")[1] - tuning("crops")[1])],
         "the timm loop gains 3.5 points": [100 * float(np.diff(balanced(pair[1]))[0])],
         "83 s against 114 s: 1.4 times": [ours, whole, whole / ours],
         "| 0.872 |": [rows["aptos lite0"]["expected_grade_kappa"]],
