@@ -207,8 +207,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may be no text
-    # Rich removes some control characters from what it prints. Names of files and classes, which others chose, may have
-    # any, with which a terminal is told to change its title, its clipboard or what was printed before.
+    # Rich removes some control characters from what it prints. Names of files and classes, which others chose, may
+    # contain any. They could change the title of the terminal, its clipboard, or what was printed before.
     rich.control._CONTROL_STRIP_TRANSLATE.update(dict.fromkeys((*range(9), *range(11, 32), *range(127, 160))))
     show_warnings_as_notes()
     try:
