@@ -127,6 +127,7 @@ def fine_tuning() -> dict[str, Sequence[Value]]:
     ensemble = "isic lite4-tta + lite2-tta + lite0-tta, ensemble"
     pair = "isic lite0, the images of the timm loop", "isic tf_efficientnet_lite0, plain timm loop"
     tuned = {row["name"]: row for row in result("finetune/tuning_96px/scores.json")["rows"]}
+    copies = result("probe_brain.json")["copies"]
     timm_at_96 = result("finetune/tuning_96px/timm_loop.json")["accuracy"]
 
     def tuning(name: str) -> list[float]:
@@ -149,6 +150,11 @@ def fine_tuning() -> dict[str, Sequence[Value]]:
         "accuracy 0.807 against 0.819": [overall(name, "accuracy") for name in pair],
         "macro AUROC 0.954 against 0.965": [overall(name, "macro_auroc") for name in pair],
         "calibrated balanced accuracy 0.701 against 0.734": [balanced(name)[1] for name in pair],
+        "251 of its 394 images are identical to training images, and 8 more": [
+            copies["exact"],
+            result("probe_brain.json")["images"],
+            copies["near"],
+        ],
         "| 20 | 0.695 | 0.826 | 0.948 |": [20, *tuning("start")],
         "| 20 | 0.631 | 0.794 | 0.940 |": [20, *tuning("crops")],
         "| 10 | 0.653 | 0.811 | 0.946 |": [10, *tuning("timm-recipe-epochs-10")],
