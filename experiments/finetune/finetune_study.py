@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,33 @@ TUNE: dict[str, dict[str, Any]] = {
     "size-288": {"short_side": 329, "augment": {"crop": 288}},
 }  # fmt: skip
 
+# Fourth amendment: a screening design. Each setting has its value of preset finetune in 8 of 16 runs and this change in
+# the other 8. The first four vary fully; the others are products of them (a fraction 2^(9-5)).
+SCREENED: dict[str, tuple[str, dict[str, Any]]] = {
+    "orientations": ("a", {"augment": {"rotation": 0, "transpose": 0.5}}),
+    "resized-crop": ("b", {"augment": {"zoom": "none", "resized_crop": [0.4, 1.0]}}),
+    "lr-0.0003": ("c", {"lr": 0.0003}),
+    "epochs-12": ("d", {"epochs": 12}),
+    "mixup-0.2": ("abc", {"augment": {"mixup": 0.2}}),
+    "logit-adjustment": ("abd", {"logit_adjustment": 1.0}),
+    "colour-0.4": ("acd", {"augment": {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4}}),
+    "ema-0": ("bcd", {"ema": 0.0}),
+    "erasing-0.25": ("abcd", {"augment": {"erasing": 0.25}}),
+}
+
+
+def screening_runs() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The name of each run of the screening design, and the settings that are changed in it.
+
+    >>> next(screening_runs())
+    ('screen-0000', ())
+    """
+    for levels in product((False, True), repeat=4):
+        of_letter = dict(zip("abcd", levels, strict=True))
+        # The product of the signs, such that nothing is changed in the first run.
+        changed = [name for name, (letters, _) in SCREENED.items() if sum(map(of_letter.get, letters)) % 2]
+        yield "screen-" + "".join(str(int(level)) for level in levels), tuple(changed)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -161,6 +189,8 @@ def runs_of(study: str, folds: int = FOLDS) -> Iterator[Run]:
     lite4, lite2 = BEST | {"backbone": "tf_efficientnet_lite4"}, BEST | {"backbone": "tf_efficientnet_lite2"}
     if study == "tune":
         yield from (Run("tune", name, changes=changes) for name, changes in TUNE.items())
+        for name, changed in screening_runs():
+            yield Run("tune", name, changes=merge_layers(*(SCREENED[own][1] for own in changed)))
     elif study == "brain":
         yield from (Run("brain", "lite0", seed=seed) for seed in (0, 1, 2))
     elif study == "aptos":

@@ -165,6 +165,10 @@ class AugmentSettings:
                         synonyms=("image_size", "img_size", "input_size", "size"))  # fmt: skip
     horizontal_flip: float = setting(0.5, "Probability of a horizontal flip.", low=0, high=1)
     vertical_flip: float = setting(0.5, "Probability of a vertical flip.", low=0, high=1)
+    transpose: float = setting(
+        0.0, "Probability of mirroring at the diagonal; with both flips at 0.5, 0.5 gives all eight orientations.",
+        low=0, high=1,
+    )  # fmt: skip
     brightness: float = setting(
         0.1, "Strength s of the change of brightness: the factor is uniform in [max(0, 1 − s), 1 + s].", low=0
     )

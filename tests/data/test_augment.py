@@ -12,6 +12,8 @@ from cclnet.data.augment import Parameters, augment, normalise, sample_parameter
 from cclnet.errors import InputError
 from cclnet.settings import AugmentSettings
 
+BICUBIC = InterpolationMode.BICUBIC
+
 MEAN, STD = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.25, 0.3])
 PLAIN = {"horizontal_flip": 0.0, "vertical_flip": 0.0, "brightness": 0.0, "contrast": 0.0, "saturation": 0.0,
          "hue": 0.0}  # fmt: skip
@@ -31,15 +33,37 @@ def crops_of(count: int, height: int, width: int) -> torch.Tensor:
     return torch.randint(0, 256, (count, height, width, 3), dtype=torch.uint8, generator=generator)
 
 
-def mirrored_affine(image: torch.Tensor, degrees: float, zoom: float, shear: float, centre: list) -> torch.Tensor:
-    """torchvision's affine map of an image (x, y of the ``centre``) that continues, mirrored, beyond its edges."""
+def mirrored_affine(
+    image: torch.Tensor, degrees: float, zoom: float, shear: float, centre: list
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An image under torchvision's affine map (x, y of the ``centre``), mirrored beyond its edges, and where all 16
+    pixels that a value is interpolated from lie inside the image.
+
+    torchvision has no bicubic map of tensors, so it maps the coordinates, and the kernel is applied here.
+    """
     height, width = image.shape[-2:]
     x, y = 2 * width, 2 * height
-    wide = torch.cat((image, image.flip(-1)), dim=-1).repeat(1, 1, 3)[..., : 5 * width]
-    large = torch.cat((wide, wide.flip(-2)), dim=-2).repeat(1, 3, 1)[..., : 5 * height, :].float()
-    moved = tv.affine(large, -float(degrees), [0, 0], float(zoom), [float(shear), 0.0],
+    down, right = torch.meshgrid(torch.arange(5.0 * height), torch.arange(5.0 * width), indexing="ij")
+    moved = tv.affine(torch.stack((down, right)).double(), -float(degrees), [0, 0], float(zoom), [float(shear), 0.0],
                       interpolation=InterpolationMode.BILINEAR, center=[centre[0] + x, centre[1] + y])  # fmt: skip
-    return moved[..., y : y + height, x : x + width]
+    down, right = (own[y : y + height, x : x + width].numpy() - start for own, start in zip(moved, (y, x), strict=True))
+    value, inside = np.zeros((image.shape[0], height, width)), np.ones((height, width), bool)
+    for i in range(-1, 3):
+        for j in range(-1, 3):
+            row, column = np.floor(down).astype(int) + i, np.floor(right).astype(int) + j
+            weight = cubic(down - row, -0.75) * cubic(right - column, -0.75)
+            inside &= (weight == 0) | ((row >= 0) & (row < height) & (column >= 0) & (column < width))
+            mirrored = [np.where(at % (2 * n) < n, at % (2 * n), 2 * n - 1 - at % (2 * n))
+                        for at, n in ((row, height), (column, width))]  # fmt: skip
+            value += weight * image.numpy()[:, mirrored[0], mirrored[1]]
+    return torch.from_numpy(value.clip(0, 255)).float(), torch.from_numpy(inside)
+
+
+def cubic(distance: np.ndarray, a: float) -> np.ndarray:
+    """The kernel of Keys (1981)."""
+    d = np.abs(distance)
+    near, far = (a + 2) * d**3 - (a + 3) * d**2 + 1, a * (d**3 - 5 * d**2 + 8 * d - 4)
+    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
 
 def by_torchvision(crop: torch.Tensor, drawn: Parameters, i: int, settings: AugmentSettings) -> torch.Tensor:
@@ -48,14 +72,16 @@ def by_torchvision(crop: torch.Tensor, drawn: Parameters, i: int, settings: Augm
     box = [int(value[i]) for value in (drawn.top, drawn.left, drawn.height, drawn.width)]
     if settings.affine:
         centre = [box[1] + box[3] / 2, box[0] + box[2] / 2]
-        moved = mirrored_affine(image, drawn.degrees[i], drawn.zoom[i], drawn.shear[i], centre)
+        moved, _ = mirrored_affine(image, drawn.degrees[i], drawn.zoom[i], drawn.shear[i], centre)
         image = moved.round().to(torch.uint8)
     if settings.resized_crop:
-        image = tv.resized_crop(image.float(), *box, [settings.crop] * 2, antialias=True).round().to(torch.uint8)
+        resized = tv.resized_crop(image.float(), *box, [settings.crop] * 2, BICUBIC, antialias=True)
+        image = resized.round().clamp(0, 255).to(torch.uint8)
     elif settings.affine:
         image = tv.crop(image, *box)
     image = tv.horizontal_flip(image) if drawn.horizontal[i] else image
     image = tv.vertical_flip(image) if drawn.vertical[i] else image
+    image = image.mT if drawn.transpose[i] else image
     image = tv.to_dtype(image, torch.float32, scale=True)
     image = tv.adjust_brightness(image, float(drawn.brightness[i]))
     image = tv.adjust_contrast(image, float(drawn.contrast[i]))
@@ -65,13 +91,13 @@ def by_torchvision(crop: torch.Tensor, drawn: Parameters, i: int, settings: Augm
     image = tv.posterize(image, int(drawn.bits[i])) if drawn.bits[i] < 8 else image
     image = tv.autocontrast(image) if drawn.autocontrast[i] else image
     image = tv.normalize(image, MEAN.tolist(), STD.tolist())
-    top, left, bottom, right = (int(value[i]) for value in drawn[-4:])
+    top, left, bottom, right = (int(value[i]) for value in drawn[-5:-1])
     return tv.erase(image, top, left, bottom - top, right - left, torch.zeros(()))
 
 
 @pytest.mark.parametrize("crop", [32, 37])
 def test_the_whole_recipe_agrees_with_torchvision(crop):
-    settings = AugmentSettings(crop=crop, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.3)
+    settings = AugmentSettings(crop=crop, transpose=0.5, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.3)
     drawn, crops = drawn_for(settings, 150), crops_of(150, crop, crop)  # more than one piece of the batch
     images = augment(crops, table_of(drawn), settings, MEAN, STD)
     assert images.shape == (150, 3, crop, crop) and images.dtype == torch.float32
@@ -85,13 +111,17 @@ def test_the_whole_recipe_agrees_with_torchvision(crop):
                                   {"rotation": 180.0, "zoom": (0.7, 1.4), "shear": 10.0},
                                   {"rotation": 90.0, "resized_crop": (0.3, 0.9)}])  # fmt: skip
 def test_rotation_and_resized_crop_in_the_recipe(warp):
-    settings = AugmentSettings(crop=24, **{**PLAIN, "vertical_flip": 0.5, "horizontal_flip": 0.5}, **warp)
+    settings = AugmentSettings(
+        crop=24, **{**PLAIN, "vertical_flip": 0.5, "horizontal_flip": 0.5, "transpose": 0.5}, **warp
+    )
     drawn = drawn_for(settings, 12)
     frames = torch.nn.functional.avg_pool2d(crops_of(12, 44, 54).permute(0, 3, 1, 2).float(), 5, stride=1)
     frames = frames.permute(0, 2, 3, 1).to(torch.uint8)  # 40 x 50, smooth: two roundings stay near each other
     images = augment(frames, table_of(drawn), settings, MEAN, STD)
     expected = torch.stack([by_torchvision(frames[i], drawn, i, settings) for i in range(12)])
-    assert ((images - expected) * STD[:, None, None]).abs().max() <= 2.01 / 255  # a level for each resampling
+    difference = ((images - expected) * STD[:, None, None]).abs() * 255
+    # A level for each resampling, but for pixels interpolated from beyond the edges, where ours end at the last pixel.
+    assert (difference <= 2.01).float().mean() > 0.98 and difference.max() < 30
 
 
 def test_trivial_colour_and_erasing_in_the_recipe():
@@ -361,7 +391,7 @@ def test_resized_crop_agrees_with_torchvision(size):
     boxes = torch.tensor([[0, 0, 41, 64], [3, 5, 20, 20], [10, 1, 31, 63], [40, 63, 1, 1], [0, 30, 16, 16],
                           [7, 0, 33, 20]])  # fmt: skip
     expected = [
-        tv.resized_crop(image.float(), *box, list(size), antialias=True).round().to(torch.uint8)
+        tv.resized_crop(image.float(), *box, list(size), BICUBIC, antialias=True).round().clamp(0, 255).to(torch.uint8)
         for image, box in zip(images, boxes.tolist(), strict=True)
     ]
     ours = operations.resized_crop(images, *boxes.float().unbind(1), size)
@@ -390,9 +420,10 @@ def test_affine_agrees_with_torchvision_for_images_of_different_sizes(degrees):
         frame, torch.full((3,), degrees), zoom, shear, heights, widths, *centre, top, left, (20, 22)
     )
     for i, image in enumerate(images):
-        moved = mirrored_affine(image, degrees, zoom[i], shear[i], [float(centre[1][i]), float(centre[0][i])])
-        expected = tv.crop(moved.round(), int(top[i]), int(left[i]), 20, 22)
-        assert (ours[i].float() - expected).abs().max() <= 1
+        moved, inside = mirrored_affine(image, degrees, zoom[i], shear[i], [float(centre[1][i]), float(centre[0][i])])
+        box = int(top[i]), int(left[i]), 20, 22
+        difference = (ours[i].float() - tv.crop(moved.round(), *box)).abs()[:, tv.crop(inside, *box)]
+        assert difference.numel() > 600 and difference.max() <= 1
 
 
 def test_a_quarter_turn_of_the_crop_is_exact():
@@ -401,6 +432,30 @@ def test_a_quarter_turn_of_the_crop_is_exact():
     turned = [torch.tensor([value]) for value in (90.0, 1.0, 0.0, 20.0, 33.0, 10.0, 13.0)]
     crop = operations.affine(image, *turned, *at, (12, 12))
     assert torch.equal(crop, image[:, :, 4:16, 7:19].rot90(1, (-2, -1)))
+
+
+def test_eight_orientations_are_equally_likely():
+    settings = AugmentSettings(crop=4, **{**PLAIN, "vertical_flip": 0.5, "horizontal_flip": 0.5, "transpose": 0.5})
+    image, zero, one = crops_of(1, 4, 4), torch.zeros(3), torch.ones(3)
+    images = augment(image.expand(4000, -1, -1, -1), table_of(drawn_for(settings, 4000)), settings, zero, one)
+    square = image[0].permute(2, 0, 1) / 255
+    orientations = [turned.rot90(k, (-2, -1)) for turned in (square, square.mT) for k in range(4)]
+    counts = [int((images - own).abs().amax(dim=(1, 2, 3)).lt(1e-6).sum()) for own in orientations]
+    assert sum(counts) == 4000 and min(counts) > 420
+
+
+def test_interpolation_keeps_the_contrast_of_fine_texture():
+    # Bilinear interpolation keeps 0.67 of this variance, the mean over all offsets.
+    angle = 2 * np.pi * np.arange(64) / 5  # five pixels a wave, in both directions
+    wave = 128 + 40 * (np.sin(angle)[:, None] + np.sin(angle)[None, :])
+    images = torch.from_numpy(wave.round()).to(torch.uint8).expand(40, 3, -1, -1)
+    offset = torch.linspace(0, 1, 41)[:40]
+    still, size = (torch.zeros(40), torch.ones(40), torch.zeros(40)), torch.full((40,), 64.0)
+    moved = operations.affine(images, *still, size, size, 20 * torch.ones(40), 20 * torch.ones(40),
+                              8 + offset, 8 + offset, (40, 40))  # fmt: skip
+    resized = operations.resized_crop(images, 8 + offset, 8 + offset, size - 24, size - 24, (40, 40))
+    for own in (moved, resized):
+        assert own.float().var(dim=(2, 3)).mean() / wave.var() > 0.85
 
 
 def test_no_corner_is_black():

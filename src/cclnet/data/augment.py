@@ -1,7 +1,9 @@
 """Batched augmentation on the device: sample the parameters of a batch on the host, then apply them in one function.
 
 Every operation takes one parameter per image, [n], and equals its torchvision.transforms.v2 counterpart, except that
-rotation, zoom and shear mirror the image at its edges, where torchvision fills with one colour. Geometry maps
+rotation, zoom and shear mirror the image at its edges, where torchvision fills with one colour. Pixels are interpolated
+bicubically: bilinear interpolation blurs the training images, and a network that has never seen a sharp texture takes
+sharp test images for classes with a rough surface (docs/fine_tuning.md). Geometry maps
 uint8 images [n, 3, h, w] to uint8; colour operations work on three float planes in [0, 1], red, green and blue,
 [n, h, w] each, which let the compiler keep a pixel in registers. No function branches on data and every shape is
 static. Colour operations update their own results in place, which is much faster in eager mode on a CPU.
@@ -29,7 +31,7 @@ ATTEMPTS = 10  # to sample a resized crop that fits into the image, before the w
 
 
 class Parameters(NamedTuple):
-    """Augmentation parameters of each image, [n] each. A batch carries them as one table [n, 27], one column each."""
+    """Augmentation parameters of each image, [n] each. A batch carries them as one table [n, 28], one column each."""
 
     image_height: Any
     image_width: Any
@@ -58,6 +60,7 @@ class Parameters(NamedTuple):
     erase_left: Any
     erase_bottom: Any
     erase_right: Any
+    transpose: Any  # 1 to mirror at the diagonal, else 0
 
     def own_share(self, crop: int) -> Any:
         """Return the share of each image that is its own after mixup and cutmix: the weight of its label."""
@@ -76,8 +79,9 @@ def sample_parameters(
     attempts = generator.random((count, 2, ATTEMPTS))[taken] if settings.resized_crop else None
     mixup_share = generator.beta(settings.mixup, settings.mixup, count)[taken] if settings.mixup else None
     cutmix_share = generator.beta(settings.cutmix, settings.cutmix, count)[taken] if settings.cutmix else None
-    # From a generator of their own, so that the numbers above are those of earlier versions.
-    more = generator.spawn(1)[0].random((count, 9))[taken].T
+    # From generators of their own, so that the other numbers are those of earlier versions.
+    second, third = generator.spawn(2)
+    more = second.random((count, 9))[taken].T
     if attempts is None:
         crop = np.full(len(heights), settings.crop)
         top, left = (_integers_below(uniform[i], side - crop + 1) for i, side in enumerate((heights, widths)))
@@ -112,6 +116,7 @@ def sample_parameters(
         **colour,
         **_mixing(uniform[9:], mixup_share, cutmix_share, settings.crop),
         **_erased(more[4:], settings.erasing, settings.crop),
+        transpose=third.random(count)[taken] < settings.transpose,
     )  # fmt: skip
 
 
@@ -211,7 +216,7 @@ def augment(crops: Tensor, parameters: Tensor, settings: AugmentSettings, mean: 
     A pure function without branches on data, so that ``torch.compile(augment, fullgraph=True)`` fuses it. ``crops``
     [n, h, w, 3] are crops of side ``crop``, or where ``settings.warps`` whole images in the upper left of a common
     frame; where ``settings.mixes`` there is one more in front, which is only mixed into the next. ``parameters`` is
-    the table [n, 27] of :class:`Parameters`; ``mean`` and ``std`` [3] refer to values in [0, 1].
+    the table [n, 28] of :class:`Parameters`; ``mean`` and ``std`` [3] refer to values in [0, 1].
     """
     if crops.is_cpu and not torch.compiler.is_compiling():
         # Pieces that fit in a core's cache are about twice as fast on a CPU as the whole batch.
@@ -244,6 +249,8 @@ def _augment_images(crops: Tensor, parameters: Tensor, settings: AugmentSettings
         mean_luma = mean_grey(images, sampled.brightness)
     if settings.horizontal_flip or settings.vertical_flip:
         images = flip(images, sampled.horizontal, sampled.vertical)
+    if settings.transpose:
+        images = transpose(images, sampled.transpose)
     planes = to_planes(images)
     if settings.brightness or settings.trivial_colour:
         planes = brightness(planes, sampled.brightness)
@@ -300,9 +307,25 @@ def flip(images: Tensor, horizontal: Tensor, vertical: Tensor) -> Tensor:
     tensor([[[[3, 2, 1]]]], dtype=torch.uint8)
     """
     for flag, dim in ((horizontal, -1), (vertical, -2)):
-        mask = -_per_image(flag).to(torch.uint8)  # 0 or 255: selects one of the two bit by bit
-        images = images ^ ((images ^ images.flip(dim)) & mask)
+        images = _chosen(images, images.flip(dim), flag)
     return images
+
+
+def transpose(images: Tensor, flag: Tensor) -> Tensor:
+    """Mirror square uint8 images at their diagonal where ``flag`` is 1. With both flips at a half, all eight
+    orientations are equally likely, and no pixel is interpolated.
+
+    >>> transpose(torch.tensor([[[[1, 2], [3, 4]]]], dtype=torch.uint8), torch.ones(1))
+    tensor([[[[1, 3],
+              [2, 4]]]], dtype=torch.uint8)
+    """
+    return _chosen(images, images.transpose(-1, -2), flag)
+
+
+def _chosen(images: Tensor, others: Tensor, flag: Tensor) -> Tensor:
+    """The ``others`` where ``flag`` is 1, of uint8 images: selected bit by bit."""
+    mask = -_per_image(flag).to(torch.uint8)  # 0 or 255
+    return images ^ ((images ^ others) & mask)
 
 
 def to_planes(images: Tensor) -> Planes:
@@ -409,7 +432,7 @@ def affine(
     centre_y: Tensor, centre_x: Tensor, top: Tensor, left: Tensor, size: tuple[int, int],
 ) -> Tensor:  # fmt: skip
     """Rotate uint8 images, ``height`` × ``width`` in the upper left of a frame, counter-clockwise about a centre,
-    magnify and shear them (bilinear, mirrored at the edges) and return the crop of ``size`` at (``top``, ``left``).
+    magnify and shear them (bicubic, mirrored at the edges) and return the crop of ``size`` at (``top``, ``left``).
 
     Rotation about the centre of the crop keeps what the crop shows in it; a quarter turn is exact and needs no
     mirrored pixels.
@@ -425,8 +448,9 @@ def affine(
     frame_height, frame_width = images.shape[-2:]
     from_x, from_y = _mirror(from_x, width[:, None, None]), _mirror(from_y, height[:, None, None])
     grid = torch.stack((from_x * (2 / frame_width) - 1, from_y * (2 / frame_height) - 1), dim=-1)
-    moved = F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return moved.round_().to(torch.uint8)
+    pixels = _repeat_last(_repeat_last(images.float(), width, 3), height, 2)
+    moved = F.grid_sample(pixels, grid, mode="bicubic", padding_mode="border", align_corners=False)
+    return moved.round_().clamp_(0.0, 255.0).to(torch.uint8)
 
 
 def _mirror(position: Tensor, length: Tensor) -> Tensor:
@@ -435,11 +459,19 @@ def _mirror(position: Tensor, length: Tensor) -> Tensor:
     return torch.minimum(inside.clamp(min=0.5), length - 0.5)
 
 
+def _repeat_last(images: Tensor, length: Tensor, dim: int) -> Tensor:
+    """Write the last line of images that are shorter than their frame once more behind it, in place: bicubic
+    interpolation reads one line further than a position."""
+    shape = [size if at != dim else 1 for at, size in enumerate(images.shape)]
+    last, behind = ((length + more).long().clamp(max=images.shape[dim] - 1).view(-1, 1, 1, 1) for more in (-1, 0))
+    return images.scatter_(dim, behind.expand(shape), images.gather(dim, last.expand(shape)))
+
+
 def resized_crop(
     images: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, size: tuple[int, int]
 ) -> Tensor:
-    """Resize the box ``height`` × ``width`` at (``top``, ``left``) of uint8 images to ``size``: bilinear, antialiased
-    by a triangle as wide as the step of the output pixels and at least one input pixel; two matrix products."""
+    """Resize the box ``height`` × ``width`` at (``top``, ``left``) of uint8 images to ``size``: bicubic, antialiased by
+    a kernel as wide as the step of the output pixels and at least one input pixel; two matrix products."""
     # float16 uses tensor cores: pixels are exact and weights good to 2^-11, a tenth of a grey level.
     dtype = torch.float16 if images.is_cuda else torch.float32
     rows = _resize_weights(top, height, images.shape[-2], size[0]).to(dtype)
@@ -454,9 +486,16 @@ def _resize_weights(start: Tensor, length: Tensor, pixels: int, size: int) -> Te
     begin, end = start[:, None, None], (start + length)[:, None, None]
     wanted = begin + step * (torch.arange(size, device=start.device)[:, None] + 0.5)
     given = torch.arange(pixels, device=start.device) + 0.5
-    weights = (1.0 - (given - wanted).abs() / step.clamp(min=1.0)).clamp(min=0.0)
+    weights = _cubic((given - wanted).abs() / step.clamp(min=1.0))
     weights = weights * ((given > begin) & (given < end))
     return weights / weights.sum(dim=-1, keepdim=True)
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    """The cubic kernel of Keys with a = −1/2 at distances of zero or more."""
+    near = (1.5 * distance - 2.5) * distance**2 + 1.0
+    far = ((2.5 - 0.5 * distance) * distance - 4.0) * distance + 2.0
+    return torch.where(distance < 1.0, near, torch.where(distance < 2.0, far, 0.0))
 
 
 def mixup(images: Tensor, previous: Tensor, share: Tensor) -> Tensor:

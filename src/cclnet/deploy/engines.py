@@ -18,6 +18,7 @@ from cclnet.data.image_io import MAX_PIXELS, grey_to_rgb, read_resized, rgb_of, 
 from cclnet.data.parallel import available_cores
 from cclnet.errors import InputError, unknown
 from cclnet.files import check_regular
+from cclnet.memory import keep_freed_memory
 from cclnet.runs.checksums import checking
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ class TorchEngine:
     def __init__(self, shipped: Shipped | Ensemble, device: str = "auto") -> None:
         self.device = torch_device(device)
         self.shipped, self.has_features = shipped.to(self.device), shipped.with_features
+        if self.device == "cpu":
+            keep_freed_memory()
 
     def run(self, batch: Pixels, maps: bool) -> Outputs:
         import torch

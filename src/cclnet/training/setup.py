@@ -35,6 +35,7 @@ from cclnet.data.sources import open_data
 from cclnet.data.split import make_split, read_split, split_table
 from cclnet.data.table import ImageTable, listed
 from cclnet.errors import InputError, first_line, unknown
+from cclnet.memory import keep_freed_memory
 from cclnet.methods import check_method_fits
 from cclnet.network import CCLNet, Classifier, TimmClassifier, image_size_settings
 from cclnet.runs.checksums import checking, is_there
@@ -71,6 +72,8 @@ def make_fabric(settings: Settings, devices: int | None = None, accelerator: str
         raise InputError(f"{launch.devices} devices are requested, but torch finds {torch.cuda.device_count()} GPUs.")
     auto = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     precision = {"auto": auto, "32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}[settings.precision]
+    if not on_gpu:
+        keep_freed_memory()
     return Fabric(
         # Lightning's own "auto" may choose MPS, which has no float64 for the sums over an epoch.
         accelerator="cpu" if accelerator == "auto" and not on_gpu else accelerator,

@@ -1,0 +1,24 @@
+"""How the C library of Linux returns memory to the system, which decides the speed of networks on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+
+# Parameters of mallopt in glibc's malloc.h.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+TOP_PAD = 2**26  # bytes that the heap grows by
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep the memory it frees, and use it again; return whether the C library can do that.
+
+    glibc returns every block of more than 32 MB to the system when it is freed, and takes it back page by page. The
+    feature maps of a network are such blocks, and a training step frees and takes all of them: on a CPU it can spend
+    more time on new pages than on computing. The process then keeps the memory of its largest step until it ends.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
+        return False
+    # The heap instead of mappings of their own, and the heap is not cut off at its end.
+    return all(mallopt(key, value) for key, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_TOP_PAD, TOP_PAD)))
