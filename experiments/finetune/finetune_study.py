@@ -126,7 +126,7 @@ SCREENED: dict[str, tuple[str, dict[str, Any]]] = {
     "logit-adjustment": ("abd", {"logit_adjustment": 1.0}),
     "colour-0.4": ("acd", {"augment": {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4}}),
     "ema-0": ("bcd", {"ema": 0.0}),
-    "erasing-0.25": ("abcd", {"augment": {"erasing": 0.25}}),
+    "warp-0.5": ("abcd", {"augment": {"warp": 0.5}}),
 }
 
 

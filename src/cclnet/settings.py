@@ -193,6 +193,10 @@ class AugmentSettings:
         None, "Smallest and largest magnification of the crop, log-uniform: [0.8, 1.25].", above=0, high=10, length=2,
         ascending=True,
     )  # fmt: skip
+    warp: float = setting(
+        1.0, "Probability that an image is resized, rotated, zoomed and sheared. The others are cropped without "
+        "interpolation, so that the network also sees images as sharp as those of the test.", low=0, high=1,
+    )  # fmt: skip
     shear: float = setting(0.0, "The shear angle is uniform in [−shear, shear] degrees.", low=0, high=45)
     trivial_colour: float = setting(
         0.0, "Strength of a TrivialAugment-style policy: one colour operation per image replaces the jitter. 0: off.",

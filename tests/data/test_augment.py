@@ -458,6 +458,19 @@ def test_interpolation_keeps_the_contrast_of_fine_texture():
         assert own.float().var(dim=(2, 3)).mean() / wave.var() > 0.85
 
 
+@pytest.mark.parametrize("warp", [{"rotation": 180.0, "zoom": (0.8, 1.25), "shear": 5.0}, {"resized_crop": (0.3, 0.8)}])
+def test_images_that_are_not_warped_are_not_interpolated(warp):
+    never = AugmentSettings(crop=24, **PLAIN, warp=0.0, **warp)
+    crops, zero, one = crops_of(40, 40, 50), torch.zeros(3), torch.ones(3)
+    drawn = drawn_for(never, 40)
+    images = (augment(crops, table_of(drawn), never, zero, one) * 255).round().to(torch.uint8)
+    for image, crop, top, left in zip(images, crops, drawn.top, drawn.left, strict=True):
+        assert torch.equal(image, crop[top : top + 24, left : left + 24].permute(2, 0, 1))
+    half = drawn_for(AugmentSettings(crop=24, **PLAIN, warp=0.5, **warp), 4000)
+    plain = (half.degrees == 0) & (half.zoom == 1) & (half.shear == 0) & (half.height == 24) & (half.width == 24)
+    assert 0.46 < plain.mean() < 0.54
+
+
 def test_no_corner_is_black():
     settings = AugmentSettings(crop=24, **PLAIN, rotation=180.0, zoom=(0.5, 2.0), shear=30.0)
     frames = torch.zeros(50, 60, 60, 3, dtype=torch.uint8)  # the frame around the images is black
@@ -483,6 +496,8 @@ def test_further_colour_operations_agree_with_torchvision(ours, theirs, values):
 def test_test_images_have_the_mean_scale_of_training():
     sizes = np.full(4000, 256), np.full(4000, 341)
     assert operations.matching_short_side(AugmentSettings(rotation=180), 256, *sizes) == 256
+    half = AugmentSettings(zoom=(1.5, 1.5), warp=0.5)  # the geometric mean of 1 and 1.5
+    assert operations.matching_short_side(half, 256, *sizes) == round(256 * 1.5**0.5)
     assert operations.matching_short_side(AugmentSettings(zoom=(0.8, 1.25)), 256, *sizes) == 256
     assert operations.matching_short_side(AugmentSettings(zoom=(1.0, 1.44)), 256, *sizes) == round(1.2 * 256)
     square = np.full(4000, 256), np.full(4000, 256)

@@ -11,6 +11,7 @@ static. Colour operations update their own results in place, which is much faste
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,12 +83,14 @@ def sample_parameters(
     # From generators of their own, so that the other numbers are those of earlier versions.
     second, third = generator.spawn(2)
     more = second.random((count, 9))[taken].T
-    if attempts is None:
-        crop = np.full(len(heights), settings.crop)
-        top, left = (_integers_below(uniform[i], side - crop + 1) for i, side in enumerate((heights, widths)))
-        box = top, left, crop, crop
-    else:
-        box = _resized_boxes(uniform[:2], attempts, settings, heights, widths)
+    orientation, warp = third.random((count, 2))[taken].T
+    warped = warp < settings.warp
+    crop = np.full(len(heights), settings.crop)
+    top, left = (_integers_below(uniform[i], side - crop + 1) for i, side in enumerate((heights, widths)))
+    box: tuple[Any, ...] = top, left, crop, crop
+    if attempts is not None:
+        resized = _resized_boxes(uniform[:2], attempts, settings, heights, widths)
+        box = tuple(np.where(warped, own, plain) for own, plain in zip(resized, box, strict=True))
 
     def factor(numbers: Floats, strength: float) -> Floats:
         least = max(0.0, 1.0 - strength)
@@ -108,15 +111,15 @@ def sample_parameters(
     top, left, height, width = box
     return Parameters(
         heights, widths, top, left, height, width,
-        degrees=settings.rotation * (2.0 * uniform[2] - 1.0),
+        degrees=warped * settings.rotation * (2.0 * uniform[2] - 1.0),
         horizontal=uniform[3] < settings.horizontal_flip,
         vertical=uniform[4] < settings.vertical_flip,
-        zoom=smallest * (largest / smallest) ** more[2],
-        shear=settings.shear * (2.0 * more[3] - 1.0),
+        zoom=np.where(warped, smallest * (largest / smallest) ** more[2], 1.0),
+        shear=warped * settings.shear * (2.0 * more[3] - 1.0),
         **colour,
         **_mixing(uniform[9:], mixup_share, cutmix_share, settings.crop),
         **_erased(more[4:], settings.erasing, settings.crop),
-        transpose=third.random(count)[taken] < settings.transpose,
+        transpose=orientation < settings.transpose,
     )  # fmt: skip
 
 
@@ -165,7 +168,8 @@ def matching_short_side(settings: AugmentSettings, short_side: int, heights: Any
         settings, np.random.default_rng(0), len(heights), np.arange(len(heights)), heights, widths
     )
     smallest, largest = settings.zoom or (1.0, 1.0)  # its mean is known
-    scale = settings.crop / np.exp(0.5 * np.log(sampled.height * sampled.width).mean()) * np.sqrt(smallest * largest)
+    zoom = math.log(smallest * largest) / 2 * settings.warp
+    scale = settings.crop / np.exp(0.5 * np.log(sampled.height * sampled.width).mean()) * math.exp(zoom)
     return max(settings.crop, round(short_side * float(scale)))
 
 
