@@ -72,6 +72,8 @@ CROPS = {
 }  # fmt: skip
 # What benchmarks/timm_loop.py does apart from its crops.
 TIMM_RECIPE = {"layer_decay": 1.0, "ema": 0.0, "augment": {"rotation": 0, "hue": 0.0}}
+# By the rule of the fourth amendment.
+ADOPTED = {"logit_adjustment": 1.0, "augment": {"warp": 0.5}}
 TUNE: dict[str, dict[str, Any]] = {
     "start": {},
     "plain": PLAIN,
@@ -111,6 +113,11 @@ TUNE: dict[str, dict[str, Any]] = {
     "crops-rotation-0": merge_layers(CROPS, {"augment": {"rotation": 0}}),
     "crops-mixup-0.2": merge_layers(CROPS, {"augment": {"mixup": 0.2}}),
     "crops-erasing-0.25": merge_layers(CROPS, {"augment": {"erasing": 0.25}}),
+    # Fifth amendment: the adopted changes, and further in the direction of higher rates and longer training.
+    "adopted": ADOPTED,
+    "adopted-lr-0.002": merge_layers(ADOPTED, {"lr": 0.002}),
+    "adopted-lr-0.004": merge_layers(ADOPTED, {"lr": 0.004}),
+    "adopted-epochs-30": merge_layers(ADOPTED, {"epochs": 30}),
     "size-192": {"short_side": 219, "augment": {"crop": 192}},
     "size-288": {"short_side": 329, "augment": {"crop": 288}},
 }  # fmt: skip
