@@ -51,6 +51,7 @@ from cclnet.training.setup import make_fabric, make_network, prepare_data
 from cclnet.training.validate import Tester, predictions
 
 FOLDS = 5
+VALIDATE_EVERY = 5  # epochs: validation in full precision takes a fifth of the time of an epoch
 DRAWS = 1000  # of the bootstrap
 # Preset best trains all folds in one run; here every fold is a cell, and single models predict without TTA.
 BEST: dict[str, Any] = {"preset": "best", "changes": {"folds": 0, "tta": "none"}}
@@ -176,7 +177,7 @@ class Run:
         values = merge_layers(
             read_settings(preset_file(self.preset)), from_weights,
             {"data": data.get(self.study, ""), "seed": self.seed, "split": split, **tuning_options(self.study, data)},
-            self.changes, SMOKE if smoke else {},
+            {} if self.study == "tune" else {"validate_every": VALIDATE_EVERY}, self.changes, SMOKE if smoke else {},
         )  # fmt: skip
         keys = {"study": self.study, "model": self.model, "fold": self.fold, "seed": self.seed}
         ignored = (*IGNORED_SETTINGS, "data", "image_folder", "weights")
@@ -559,6 +560,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tune-size", type=int, default=0, help="size of the images of tune, for a CPU")
     parser.add_argument("--smoke", action="store_true", help="tiny settings on synthetic images")
     parser.add_argument("--tables-only", action="store_true")
+    parser.add_argument("--no-tables", action="store_true", help="train only")
     options = parser.parse_args(words)
     options.results = options.results or options.out / "results"
     if odd := set(options.studies) - set(STUDIES):
@@ -571,7 +573,9 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         if not options.tables_only:
             failed = bool(run(options, console).failed)
-        console.print(f"tables: {write_tables(options.results, options.timm, options.out / 'pooled')}", highlight=False)
+        if not options.no_tables:
+            page = write_tables(options.results, options.timm, options.out / "pooled")
+            console.print(f"tables: {page}", highlight=False)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -3,8 +3,9 @@
     python experiments/finetune/resampling_shift.py RUN [RUN ...] --results results/finetune
 
 Each RUN is the folder of a finished run. Its held-out images are predicted from central crops, as in any evaluation,
-and from the same crops moved by a random part of a pixel, with bilinear and with bicubic interpolation. Moving shows the
-same image, so predictions differ only by what interpolation does to fine texture. Writes resampling.json and .md.
+and from the same crops moved by a random part of a pixel, with bilinear and with bicubic interpolation. A moved crop
+shows the same image, so predictions differ only by what interpolation does to fine texture. Writes resampling.json and
+resampling.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -23,7 +23,7 @@ from torch import Tensor
 from cclnet.data.augment import normalise
 from cclnet.data.loader import Loader
 from cclnet.files import make_folder, write_json, write_whole
-from cclnet.runs.folder import open_run
+from cclnet.runs.folder import RunFolder
 from cclnet.runs.provenance import origin
 from cclnet.training.setup import make_fabric, make_network, prepare_data
 
@@ -36,19 +36,21 @@ def moved(crops: Tensor, mode: str, generator: torch.Generator) -> Tensor:
         return crops
     count, height, width = crops.shape[:3]
     offset = torch.rand(count, 2, generator=generator).to(crops.device)
-    x, y = (
-        (torch.arange(n, device=crops.device) + 0.5 + offset[:, [i]]) * 2 / n - 1 for i, n in ((0, width), (1, height))
-    )
-    grid = torch.stack((x[:, None].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)), dim=-1)
+
+    def places(axis: int, size: int) -> Tensor:
+        return (torch.arange(size, device=crops.device) + 0.5 + offset[:, [axis]]) * 2 / size - 1
+
+    x, y = places(0, width)[:, None], places(1, height)[:, :, None]
+    grid = torch.stack((x.expand(-1, height, -1), y.expand(-1, -1, width)), dim=-1)
     pixels = crops.permute(0, 3, 1, 2).float()
     shifted = F.grid_sample(pixels, grid, mode=mode, padding_mode="border", align_corners=False)
     return shifted.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
 
 
 @torch.no_grad()
-def shift_of_run(folder: Path, cache_dir: str) -> list[dict[str, Any]]:
+def shift_of_run(folder: Path) -> list[dict[str, Any]]:
     """Accuracy, log loss and mean probability of each class for the three kinds of crops."""
-    run = open_run(folder).folder
+    run = RunFolder(folder)
     settings = run.read_settings()
     fabric = make_fabric(settings)
     data = prepare_data(settings, run, fabric, progress=False)
@@ -56,24 +58,22 @@ def shift_of_run(folder: Path, cache_dir: str) -> list[dict[str, Any]]:
     network.load_state_dict(load_file(run.weights))
     network = network.eval().to(fabric.device, memory_format=torch.channels_last)
     mean, std = (torch.tensor(own, device=fabric.device) for own in (settings.input_mean, settings.input_std))
-    rows = data.rows("val")
-    loader = Loader(
-        data.test_images or data.images, data.table.labels, rows, batch_size=64, crop=settings.augment.crop,
-        device=fabric.device,
-    )  # fmt: skip
+    rows, images = data.rows("val"), data.test_images or data.images
+    crop, device = settings.augment.crop, fabric.device
+    loader = Loader(images, data.table.labels, rows, batch_size=64, crop=crop, device=device)
+    labels = torch.from_numpy(data.table.labels[rows])
     found = []
     for name, mode in CROPS.items():
         generator = torch.Generator().manual_seed(0)
-        logits = torch.cat([
-            network(normalise(moved(batch.crops, mode, generator), mean, std)).double().cpu() for batch in loader.epoch()
-        ])  # fmt: skip
-        labels = torch.from_numpy(data.table.labels[rows])
+        outputs = [network(normalise(moved(own.crops, mode, generator), mean, std)) for own in loader.epoch()]
+        logits = torch.cat(outputs).double().cpu()
+        shares = logits.softmax(1).mean(0), torch.bincount(labels, minlength=logits.shape[1]) / len(rows)
+        predicted, true = ([round(float(value), 4) for value in own] for own in shares)
         found.append({
-            "run": folder.name, "crops": name, "images": len(rows),
+            "run": folder.resolve().name, "crops": name, "images": len(rows), "classes": list(data.table.classes),
             "accuracy": round(float((logits.argmax(1) == labels).double().mean()), 4),
             "log_loss": round(float(F.cross_entropy(logits, labels)), 4),
-            "mean_probability": dict(zip(data.table.classes, logits.softmax(1).mean(0).numpy().round(4).tolist(), strict=True)),
-            "share": dict(zip(data.table.classes, (np.bincount(labels) / len(rows)).round(4).tolist(), strict=True)),
+            "mean_probability": predicted, "share": true,
         })  # fmt: skip
     return found
 
@@ -82,21 +82,16 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--results", type=Path, default=Path("results/finetune"))
-    parser.add_argument("--cache-dir", default="")
     options = parser.parse_args(words)
-    rows = [row for run in options.runs for row in shift_of_run(run, options.cache_dir)]
-    classes = list(rows[0]["share"])
-    lines = [
-        "| run | crops | accuracy | log loss | " + " | ".join(classes) + " |",
-        "|---|---" + "|--:" * (2 + len(classes)) + "|",
-    ]
+    rows = [row for run in options.runs for row in shift_of_run(run)]
+    classes = rows[0]["classes"]
+    lines = [f"| run | crops | accuracy | log loss | {' | '.join(classes)} |"]
+    lines.append("|---|---" + "|--:" * (2 + len(classes)) + "|")
     for row in rows:
-        shares = " | ".join(f"{row['mean_probability'][name]:.3f}" for name in classes)
+        shares = " | ".join(f"{value:.3f}" for value in row["mean_probability"])
         lines.append(f"| {row['run']} | {row['crops']} | {row['accuracy']:.3f} | {row['log_loss']:.3f} | {shares} |")
-    last = rows[-1]
-    lines.append(
-        f"| {last['run']} | share of the images | | | " + " | ".join(f"{last['share'][n]:.3f}" for n in classes) + " |"
-    )
+    true = " | ".join(f"{value:.3f}" for value in rows[-1]["share"])
+    lines.append(f"| | share of the images | | | {true} |")
     make_folder(options.results)
     write_json(options.results / "resampling.json", {"rows": rows, **origin()})
     write_whole(options.results / "resampling.md", "\n".join(lines) + "\n")

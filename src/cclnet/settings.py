@@ -307,6 +307,9 @@ class Settings(DataOptions):
         0.0, "Train with τ log(class frequency) added to the logits. 1: balanced softmax. 0: off.", low=0,
         synonyms=("tau", "balanced_softmax"),
     )  # fmt: skip
+    prior_bias: bool = setting(
+        False, "Start the bias of the classifier at the log class frequencies, unless the classes are balanced."
+    )
     batch_norm: str = setting(
         "batch", "Statistics of batch norm: of each device, over all GPUs, or frozen at their initial values.",
         choices=("batch", "sync", "frozen"),

@@ -191,3 +191,26 @@ def test_several_nodes_decode_together(tmp_path: Path, monkeypatch: pytest.Monke
     setup.decode_together(settings, first)
     assert any((tmp_path / "cache").rglob("shard-*.bin"))
     setup.decode_together(replace(settings, data="nowhere"), first)
+
+
+def _untrained(data: str, **changes: object) -> tuple[torch.nn.Module, setup.PreparedData]:
+    settings = make_settings({"data": data, "backbone": "test_efficientnet", "short_side": 36, "batch_size": 8,
+                              "augment": {"crop": 32}, "method": "hard", **changes})  # fmt: skip
+    table = open_data(settings.data, settings)
+    splits = setup.make_split(table, settings.split)
+    prepared = setup.PreparedData(table, splits, setup.decode(table, settings.short_side))
+    return setup.make_network(settings, prepared).classifier.shipped, prepared
+
+
+def test_the_bias_starts_at_the_class_frequencies() -> None:
+    network, data = _untrained("synthetic:images=120,size=40,imbalance=isic2018", prior_bias=True)
+    counts = torch.tensor(data.table.class_counts(data.rows("train")), dtype=torch.float64)
+    torch.testing.assert_close(network.classifier.bias.softmax(0).double(), counts / counts.sum(), rtol=1e-6, atol=0)
+    assert counts.min() < counts.max()  # else nothing was tested
+
+
+@pytest.mark.parametrize("balancing", [{"class_weights": True}, {"balanced_sampling": True}, {"logit_adjustment": 1.0}])
+def test_balanced_training_starts_without_a_prior(balancing: dict[str, object]) -> None:
+    network, _ = _untrained("synthetic:images=120,size=40,imbalance=isic2018", prior_bias=True, **balancing)
+    plain, _ = _untrained("synthetic:images=120,size=40,imbalance=isic2018", **balancing)
+    assert torch.equal(network.classifier.bias, plain.classifier.bias)

@@ -329,6 +329,8 @@ def make_network(settings: Settings, data: PreparedData, resumed: bool = False) 
         if settings.weights:
             weights = fitting_weights(network.classifier, Path(settings.weights))
             network.classifier.shipped.load_state_dict(weights, strict=False)
+    if settings.prior_bias and not resumed:
+        start_at_class_frequencies(network, settings, data)
     crop = settings.augment.crop
     try:  # an image size that the backbone does not support shows only in its first forward pass
         with torch.no_grad():
@@ -337,6 +339,23 @@ def make_network(settings: Settings, data: PreparedData, resumed: bool = False) 
         size = f"{crop} px (augment.crop)"
         raise InputError(f"backbone {settings.backbone} cannot take images of {size}: {first_line(error)}.") from error
     return network.train()
+
+
+@torch.no_grad()
+def start_at_class_frequencies(network: CCLNet, settings: Settings, data: PreparedData) -> None:
+    """Set the bias of the classifier so that the network predicts the class frequencies before its first step.
+
+    Training that balances the classes, by weights, sampling or logit adjustment, sees equal frequencies, and begins
+    without a bias.
+    """
+    last_layer = network.classifier.shipped.get_submodule(network.classifier.last_layer.rstrip("."))
+    balanced = settings.class_weights or settings.balanced_sampling or settings.logit_adjustment
+    if balanced or last_layer.bias is None:
+        return
+    rows = data.rows("train")
+    share = torch.tensor(data.table.class_counts(rows), dtype=torch.float64).clamp(min=0.5) / len(rows)
+    start = torch.logit(share.clamp(max=1 - 0.5 / len(rows))) if data.table.multilabel else share.log()
+    last_layer.bias.copy_(start)
 
 
 def check_batch_size(settings: Settings, network: CCLNet, world_size: int) -> None:
