@@ -73,6 +73,8 @@ CROPS = {
 }  # fmt: skip
 # What benchmarks/timm_loop.py does apart from its crops.
 TIMM_RECIPE = {"layer_decay": 1.0, "ema": 0.0, "augment": {"rotation": 0, "hue": 0.0}}
+# What preset finetune was when these runs were planned: the cells keep their meaning when the preset changes.
+TUNED_FROM = {"prior_bias": False, "augment": {"warp": 1.0}}
 # By the rule of the fourth amendment.
 ADOPTED = {"logit_adjustment": 1.0, "augment": {"warp": 0.5}}
 TUNE: dict[str, dict[str, Any]] = {
@@ -196,9 +198,9 @@ def runs_of(study: str, folds: int = FOLDS) -> Iterator[Run]:
     """The runs of a study, in the order in which they are worth most."""
     lite4, lite2 = BEST | {"backbone": "tf_efficientnet_lite4"}, BEST | {"backbone": "tf_efficientnet_lite2"}
     if study == "tune":
-        yield from (Run("tune", name, changes=changes) for name, changes in TUNE.items())
-        for name, changed in screening_runs():
-            yield Run("tune", name, changes=merge_layers(*(SCREENED[own][1] for own in changed)))
+        screening = {name: merge_layers(*(SCREENED[own][1] for own in changed)) for name, changed in screening_runs()}
+        for name, changes in {**TUNE, **screening}.items():
+            yield Run("tune", name, changes=merge_layers(TUNED_FROM, changes))
     elif study == "brain":
         yield from (Run("brain", "lite0", seed=seed) for seed in (0, 1, 2))
     elif study == "aptos":
@@ -256,7 +258,8 @@ def run(options: argparse.Namespace, console: Console) -> SweepSummary:
         small = {"short_side": round(options.tune_size / 0.875), "augment": {"crop": options.tune_size}}
         wanted = [replace(own, changes=merge_layers(small, own.changes)) for own in wanted if own.study == "tune"]
     cells = [own.cell(data, options.weights, options.smoke) for own in wanted]
-    cells = [cell for cell in cells if not options.only or any(word in cell.name for word in options.only.split(","))]
+    words = [word for word in options.only.split(",") if word]
+    cells = [cell for cell in cells if not words or any(word in cell.name for word in words)]
     if options.compile:
         cells = [replace(cell, settings=replace(cell.settings, compile=True)) for cell in cells]
     sweep = SweepOptions(

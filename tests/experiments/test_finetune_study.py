@@ -17,6 +17,7 @@ from cclnet.errors import InputError
 from cclnet.runs.predictions import Predictions
 from cclnet.settings import SplitSettings
 from finetune_study import (
+    SCREENED,
     SIZES,
     TUNE,
     Row,
@@ -26,6 +27,7 @@ from finetune_study import (
     quadratic_kappa,
     rows_of,
     runs_of,
+    screening_runs,
     write_tuning_table,
 )
 
@@ -44,6 +46,17 @@ def test_every_cell_has_valid_settings_and_a_name_of_its_own() -> None:
     assert by_name["tune-start-seed0"].split.by == "given" == by_name["brain-lite0-seed1"].split.by
     others = {name: by_name[f"tune-{name}-seed0"] for name in TUNE}
     assert len({repr(settings) for settings in others.values()}) == len(TUNE)  # every change changes something
+
+
+def test_the_screening_design_is_balanced_and_its_first_run_is_the_preset_before() -> None:
+    runs = dict(screening_runs())
+    assert len(runs) == 16 and runs["screen-0000"] == ()
+    for first in SCREENED:
+        assert sum(first in changed for changed in runs.values()) == 8
+        for second in set(SCREENED) - {first}:  # orthogonal: each is as frequent with the other as without
+            assert sum(first in changed and second in changed for changed in runs.values()) == 4
+    cells = {run.model: run.cell({"tune": "data"}, None, False).settings for run in runs_of("tune")}
+    assert cells["screen-0000"] == cells["start"] and cells["start"].augment.warp == 1.0
 
 
 def test_no_image_of_the_first_fold_is_tuned_on(tmp_path: Path) -> None:
