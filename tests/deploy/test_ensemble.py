@@ -23,6 +23,7 @@ from cclnet.deploy.shipped import read_shipped
 from cclnet.errors import Interrupted
 from cclnet.evaluation.bootstrap import units_of
 from cclnet.evaluation.calibration import calibrate
+from cclnet.runs.calibration_map import CalibrationMap
 from cclnet.runs.checksums import accept_folder
 from cclnet.runs.folder import OpenedRun, RunFolder, SplitTable, open_run
 from cclnet.settings import TTA
@@ -47,7 +48,7 @@ def test_tta_averages_the_logits_of_the_views(tmp_path: Path) -> None:
     model = cclnet.load(run, device="cpu")
     assert model.description.passes == len(TTA["turns"]) == 8
     images = check_images((32, 32), 6)
-    shipped = read_shipped(run / "model.safetensors", replace(model.description, tta="none"), 1.5)
+    shipped = read_shipped(run / "model.safetensors", replace(model.description, tta="none"), CalibrationMap(1.5))
     turned = [
         np.ascontiguousarray(np.rot90(flip, k, (1, 2))) for flip in (images, images[:, :, ::-1]) for k in range(4)
     ]

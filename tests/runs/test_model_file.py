@@ -99,7 +99,7 @@ def test_the_calibration_of_an_old_export_is_in_its_model_json(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ({"format": 2}, "has format 2; this version of cclnet reads format 1"),
+        ({"format": 3}, "has format 3; this version of cclnet reads format 1 and 2"),
         ({"format": 1, "temperature": 1.5}, "temperature must be a table .*got 1.5"),
         (
             {"format": 1, "temperature": {"value": 0}},
