@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special
 from sklearn.linear_model import LogisticRegression
+from typer.testing import CliRunner
 
 from cclnet import InputError
+from cclnet.cli import app
 from cclnet.evaluation.bootstrap import Units, units_of
 from cclnet.evaluation.calibration import (
     calibrate,
@@ -308,3 +310,13 @@ def test_a_comparison_calibrates_each_run_in_its_own_order_of_classes(tmp_path: 
         assert value is not None and method.scores["nll_calibrated"].mean == pytest.approx(value.scores["nll"].value)
     alone = compare([first, second], draws=5, calibration="temperature")
     assert alone.methods[0].scores["nll_calibrated"].mean > found.methods[0].scores["nll_calibrated"].mean + 0.02  # type: ignore[operator]
+
+
+def test_the_command_takes_the_kind_of_calibration(tmp_path: Path) -> None:
+    run = split_run(tmp_path / "run")
+    for kind, chosen in (("temperature", False), ("auto", True), ("offsets", True)):
+        result = CliRunner().invoke(app, ["evaluate", str(run), "--draws", "2", "--calibration", kind])
+        assert result.exit_code == 0 and (RunFolder(run).read_calibration().map.offsets is not None) == chosen
+        assert ("and offsets" in result.output) == chosen
+    refused = CliRunner().invoke(app, ["compare", str(run), "--out", str(tmp_path / "out"), "--calibration", "platt"])
+    assert isinstance(refused.exception, InputError) and "unknown calibration 'platt'" in str(refused.exception)
