@@ -23,6 +23,7 @@ from cclnet.cli import app
 from cclnet.deploy import export as exporting
 from cclnet.deploy.engines import OnnxEngine
 from cclnet.deploy.export import check_images, export
+from cclnet.evaluation.evaluate import evaluate
 from cclnet.runs.checksums import accept_folder
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import Calibration, FittedTemperature, Member
@@ -230,6 +231,18 @@ def test_offsets_are_added_to_the_scaled_logits_in_every_format(tmp_path: Path) 
     program = torch.export.load(export(run, "torch") / "model.pt2").module()  # ours, made just now
     np.testing.assert_allclose(program(torch.from_numpy(images))[0].detach(), expected, atol=1e-5)
     np.testing.assert_allclose(cclnet.load(run, engine="onnx").run(images)[0], expected, atol=1e-5)
+
+
+def test_fitted_offsets_are_the_same_after_writing_and_reading(tmp_path: Path) -> None:
+    """All digits: the program is compared with the file beside it."""
+    pytest.importorskip("onnxruntime")
+    run = write_run(tmp_path / "run")
+    scores = evaluate(run, draws=2, calibration="offsets", decision="balanced")
+    onnx, images = cclnet.load(export(run, "onnx")), check_images((32, 32), 9)
+    assert onnx.map == scores.calibration.temperature.map and onnx.map.offsets is not None
+    np.testing.assert_allclose(onnx.run(images)[0], cclnet.load(run, device="cpu").run(images)[0], atol=1e-5)
+    assert onnx.rule == RunFolder(run).read_calibration().decision
+    assert scores.calibration.temperature.in_words in (run / "export-onnx" / "README.md").read_text()
 
 
 def test_offsets_after_soft_labels_are_taken_out(tmp_path: Path) -> None:

@@ -84,10 +84,8 @@ def export(
         has_curve = files.find_predictions() is not None
         curve = curve_of_run(run, calibration.map, rule, calibration.confidence) if has_curve else None
         calibration = replace(calibration, abstention=curve, decision=None if multilabel else rule)
-        exported, written = (
-            exported_description(description, shipped, format, checked, calibration.map),
-            RunFolder(partial),
-        )
+        exported = exported_description(description, shipped, format, checked, calibration.map)
+        written = RunFolder(partial)
         written.write_description(exported)
         written.write_calibration(calibration)
         if statistics is not None:
