@@ -43,6 +43,7 @@ from cclnet.deploy.predictor import Model
 from cclnet.deploy.shipped import Shipped, read_shipped
 from cclnet.files import write_whole
 from cclnet.network import TimmClassifier
+from cclnet.runs.calibration_map import CalibrationMap
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import ModelDescription
 
@@ -50,7 +51,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "deploy.json"
 PAGE = Path(__file__).parents[1] / "docs" / "export.md"
 PAPER = ("resnet18", "mobilenetv2_100", "efficientnet_b0")
 CLASSES = tuple("ABCDEFG")
-TEMPERATURE = 1.3
+CALIBRATION = CalibrationMap(1.3)
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -92,7 +93,7 @@ def fitted(backbone: str, description: ModelDescription, pixels: Pixels) -> Ship
     linear, logits = model.get_classifier(), model.eval()(images)
     linear.weight.mul_(2 / logits.std(dim=0)[:, None])
     linear.bias.sub_(model(images).mean(dim=0))
-    return Shipped(model, description, TEMPERATURE)
+    return Shipped(model, description, CALIBRATION)
 
 
 def in_batches(engine: Engine, pixels: Pixels, size: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -185,7 +186,7 @@ def prepare_network(backbone: str, run: Path | None, inputs: Inputs) -> tuple[Mo
     pixels = np.concatenate([chunk.pixels for chunk in chunks])
     if run is None:
         return description, fitted(backbone, description, pixels[:64]), pixels
-    return description, read_shipped(run / "model.safetensors", description, TEMPERATURE), pixels
+    return description, read_shipped(run / "model.safetensors", description, CALIBRATION), pixels
 
 
 def measure(given: argparse.Namespace, every: Inputs) -> dict[str, Any]:
@@ -197,7 +198,7 @@ def measure(given: argparse.Namespace, every: Inputs) -> dict[str, Any]:
         description, shipped, pixels = prepare_network(backbone, runs.get(backbone), inputs)
         engines = (
             TorchEngine(shipped, "cpu"),
-            OnnxEngine(onnx_program(shipped, description, TEMPERATURE), description, TEMPERATURE, "cpu"),
+            OnnxEngine(onnx_program(shipped, description, CALIBRATION), description, CALIBRATION, "cpu"),
         )
         row = {
             "backbone": backbone,

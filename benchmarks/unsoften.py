@@ -61,7 +61,7 @@ def scores(run: OpenedRun, target: Tensor | None) -> dict[str, float]:
         )
     with tempfile.TemporaryDirectory() as scratch:
         write_predictions(Path(scratch) / "predictions.csv", predictions)
-        found = evaluate(Path(scratch) / "predictions.csv", draws=2)
+        found = evaluate(Path(scratch) / "predictions.csv", draws=2, calibration="temperature")
     values = [found.overall["accuracy"], found.overall["balanced_accuracy"]]
     values += [stage.scores[name] for stage in found.calibration.stages() for name in ("ece", "nll")]
     return {name: round(value.value, 6) for name, value in zip(HEADS[1:], values, strict=True)}

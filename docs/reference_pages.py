@@ -133,7 +133,10 @@ FILES = {
     "soft_labels.jsonl": ("train", "soft labels over the epochs"),
     "predictions.csv": ("train", "`image`, `label`, `split`, `group` and one `p_<class>` per class, held-out images"),
     "metadata.csv": ("train", "columns of the data that divide images into subgroups"),
-    "calibration.json": ("evaluate", "temperature, abstention curve, decision rule, thresholds of prediction sets"),
+    "calibration.json": (
+        "evaluate",
+        "temperature, offsets, abstention curve, decision rule, thresholds of prediction sets",
+    ),
     "scores.json": ("evaluate", "every score of the report with its interval"),
     "report.html": ("evaluate", "the report; `report.md` is the same as text"),
     "SHA256SUMS": ("train, evaluate", "checksums; `cclnet verify RUN` checks them"),

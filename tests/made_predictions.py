@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from cclnet.evaluation.calibration import calibrated
+from cclnet.runs.calibration_map import CalibrationMap
 from cclnet.runs.model import write_soft_labels
 from cclnet.runs.predictions import Predictions, write_predictions
 
@@ -27,6 +29,10 @@ def single_label(
     names = np.array([f"image{i:05d}" for i in range(images)])
     of = np.array([f"g{i}" for i in rng.integers(0, groups, images)]) if groups else None
     return Predictions(names, labels, p, NAMES[:classes], of)
+
+
+def with_temperature(predictions: Predictions, temperature: float) -> Predictions:
+    return calibrated(predictions, CalibrationMap(temperature))
 
 
 def given(labels: list[int], probabilities: list[list[float]]) -> Predictions:

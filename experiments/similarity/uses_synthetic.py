@@ -59,7 +59,7 @@ def main() -> None:
     with ProcessPoolExecutor(given.at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
         for number, done in enumerate(as_completed([pool.submit(one_run, run) for run in missing]), start=1):
             print(f"{number} of {len(missing)}: {done.result()}", flush=True)
-    table = in_markdown(compare(folders, against=PLAIN))
+    table = in_markdown(compare(folders, against=PLAIN, calibration="temperature"))
     write_whole(given.out, table)
     if given.document:
         write_documents(Path(), {str(given.document): {"uses planted": table}})

@@ -97,7 +97,7 @@ def evaluated(probed: Probed, cost: str | None, seed: int) -> dict[str, Any]:
             ModelDescription(settings.backbone, predictions.classes, False, settings.short_side, (crop, crop),
                              settings.input_mean, settings.input_std, class_counts=counts)
         )  # fmt: skip
-        scores = evaluate(folder, seed=seed, cost=cost).to_json()
+        scores = evaluate(folder, seed=seed, cost=cost, calibration="temperature").to_json()
     names = ("accuracy", "balanced_accuracy", "macro_f1", "macro_auroc")
     chosen = {name: scores["scores"][name] for name in names}
     return {"scores": chosen, **{name: scores[name] for name in ("intervals", "decisions", "abstention", "sets")}}

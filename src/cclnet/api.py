@@ -232,6 +232,7 @@ def evaluate(
     cost: str | None = None,
     by: str | None = None,
     ordered: bool | None = None,
+    calibration: str = "auto",
     summary: bool = False,
 ) -> Scores:
     """Evaluate a run from its predictions alone; write scores.json, report.html and report.md and return the scores.
@@ -247,6 +248,9 @@ def evaluate(
         cost: the costs of errors, such as "MEL:NV=10" (true:predicted), or a .csv or .toml file of them.
         by: columns whose subgroups are scored, such as "sex,age". Default: those of the settings of the run.
         ordered: whether the classes have an order. Default: as the run says, else as their names say.
+        calibration: "temperature" (one for all classes), "offsets" (a temperature and an offset for each class, which
+            may change decisions; one label per image), or "auto": offsets if they lower the log loss by more than one
+            standard error in cross-fitting, and the training did not balance the classes.
         summary: print the scores.
     """
     from cclnet.evaluation.evaluate import evaluate as evaluate_run
@@ -254,7 +258,9 @@ def evaluate(
 
     run = Path(run)
     folder = Path(out) if out is not None else run if run.is_dir() else run.parent
-    scores = evaluate_run(run, folder, draws, decision=decision, cost=cost, by=by, ordered=ordered)
+    scores = evaluate_run(
+        run, folder, draws, decision=decision, cost=cost, by=by, ordered=ordered, calibration=calibration
+    )
     report = write_report(run, scores, folder, data)
     if summary:
         from cclnet.report.terminal import print_scores
@@ -270,6 +276,7 @@ def compare(
     against: str | None = None,
     primary: str | None = None,
     draws: int = 1000,
+    calibration: str = "auto",
     summary: bool = False,
 ) -> Comparison:
     """Compare runs on the same images with paired tests, and return the comparison.
@@ -280,11 +287,12 @@ def compare(
         against: compare every method with this one. Default: all pairs.
         primary: the score of the overall verdict. Default: accuracy.
         draws: bootstrap draws for the intervals.
+        calibration: of each run, as for :func:`evaluate`.
         summary: print the verdicts; needs ``out``.
     """
     from cclnet.evaluation.compare import compare as compare_runs
 
-    comparison = compare_runs(runs, against, primary, draws)
+    comparison = compare_runs(runs, against, primary, draws, calibration=calibration)
     if out is not None:
         from cclnet.report import write_comparison
 

@@ -23,8 +23,11 @@ from cclnet.deploy.shipped import read_shipped
 from cclnet.errors import Interrupted
 from cclnet.evaluation.bootstrap import units_of
 from cclnet.evaluation.calibration import calibrate
+from cclnet.evaluation.evaluate import evaluate
+from cclnet.runs.calibration_map import CalibrationMap
 from cclnet.runs.checksums import accept_folder
 from cclnet.runs.folder import OpenedRun, RunFolder, SplitTable, open_run
+from cclnet.runs.model import Calibration, FittedTemperature
 from cclnet.settings import TTA
 from made_predictions import single_label
 
@@ -47,7 +50,7 @@ def test_tta_averages_the_logits_of_the_views(tmp_path: Path) -> None:
     model = cclnet.load(run, device="cpu")
     assert model.description.passes == len(TTA["turns"]) == 8
     images = check_images((32, 32), 6)
-    shipped = read_shipped(run / "model.safetensors", replace(model.description, tta="none"), 1.5)
+    shipped = read_shipped(run / "model.safetensors", replace(model.description, tta="none"), CalibrationMap(1.5))
     turned = [
         np.ascontiguousarray(np.rot90(flip, k, (1, 2))) for flip in (images, images[:, :, ::-1]) for k in range(4)
     ]
@@ -133,6 +136,51 @@ def test_members_of_one_kind_have_maps(tmp_path: Path) -> None:
     expected = np.exp(mean / (model.temperature or 1.0))
     np.testing.assert_allclose(probabilities, expected / expected.sum(axis=1, keepdims=True), atol=1e-6)
     np.testing.assert_allclose(heat, cclnet.load(runs[0], device="cpu").run(images, explain=True)[1], atol=1e-4)
+
+
+def test_members_and_the_ensemble_have_offsets_of_their_own(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    runs = [write_run(tmp_path / name) for name in "ab"]
+    first, second, whole = (0.9, -0.4, -0.7, 0.2), None, (-0.3, 0.6, -0.5, 0.2)
+    for run, offsets in zip(runs, (first, second), strict=True):
+        RunFolder(run).write_calibration(Calibration(FittedTemperature(1.5, "val", 150, None, offsets)))
+    both = make_ensemble(runs, tmp_path / "both")
+    assert [own.offsets for own in RunFolder(both).read_model().members] == [first, None]
+    RunFolder(both).write_calibration(Calibration(FittedTemperature(1.2, "val", 150, None, whole)))
+    images = check_images((32, 32), 8)
+    logits = np.log(np.mean([cclnet.load(run, device="cpu").run(images)[0] for run in runs], axis=0)) / 1.2 + whole
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    model, out = cclnet.load(both, device="cpu"), export(both, "onnx", tmp_path / "onnx")
+    np.testing.assert_allclose(model.run(images)[0], expected, atol=1e-6)
+    np.testing.assert_allclose(cclnet.load(out).run(images)[0], expected, atol=1e-5)
+    description = RunFolder(out).read_model()
+    members = (replace(description.members[0], offsets=None), description.members[1])
+    RunFolder(out).write_description(replace(description, members=members))
+    with pytest.raises(InputError, match="whose members differ"):
+        cclnet.load(out)
+
+
+def test_a_member_with_offsets_is_combined_with_those_of_the_other_half(tmp_path: Path) -> None:
+    made = single_label(400, groups=100, seed=2)
+    logits = np.log(made.probabilities) + np.array([1.0, -0.5, -1.0, 0.5])
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    runs = []
+    for name in "ab":
+        run = write_run(tmp_path / name)
+        RunFolder(run).write_predictions(replace(made, probabilities=p, splits=np.full(400, "val")))
+        evaluate(run, draws=2)
+        assert RunFolder(run).read_calibration().map.offsets is not None
+        runs.append(run)
+    own = open_run(runs[0]).predictions
+    expected = calibrate(own, None, own, units_of(own), 0, "offsets")[1]
+    assert expected is not None
+    found, _ = combine([open_run(run) for run in runs])
+    at = np.searchsorted(found.images, own.images)
+    np.testing.assert_allclose(found.probabilities[at], expected.probabilities, atol=1e-9)
+    scores = evaluate(make_ensemble(runs, tmp_path / "both"), draws=2)
+    assert scores.decisions is not None
+    weights = RunFolder(tmp_path / "both").read_calibration().decision
+    assert weights is not None and weights.weights == pytest.approx(400 / (4 * own.class_counts))
 
 
 def opened(folder: Path, rows: np.ndarray, split: str = "val", train: bool = True) -> OpenedRun:

@@ -23,6 +23,7 @@ from cclnet.cli import app
 from cclnet.deploy import export as exporting
 from cclnet.deploy.engines import OnnxEngine
 from cclnet.deploy.export import check_images, export
+from cclnet.evaluation.evaluate import evaluate
 from cclnet.runs.checksums import accept_folder
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import Calibration, FittedTemperature, Member
@@ -197,6 +198,80 @@ def test_a_model_json_of_another_model_is_refused(sound_onnx: Path, tmp_path: Pa
     accept_folder(out)
     with pytest.raises(InputError, match=r"not the model that .* describe, whose mean, temperature differ"):
         cclnet.load(out)
+
+
+OFFSETS = (0.9, -0.4, -0.7, 0.2)
+
+
+def with_offsets(run: Path, offsets: tuple[float, ...] = OFFSETS, temperature: float = 1.5) -> Path:
+    RunFolder(run).write_calibration(Calibration(FittedTemperature(temperature, "val", 150, None, offsets)))
+    return run
+
+
+def test_offsets_are_added_to_the_scaled_logits_in_every_format(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    run, plain = with_offsets(write_run(tmp_path / "run")), write_run(tmp_path / "plain")
+    images = check_images((32, 32), 9)
+    before, model = cclnet.load(plain, device="cpu").run(images)[0], cclnet.load(run, device="cpu")
+    expected = before * np.exp(OFFSETS)
+    expected /= expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(model.run(images)[0], expected, atol=1e-6)
+    assert (expected.argmax(axis=1) != before.argmax(axis=1)).any() and model.map.offsets == OFFSETS
+    for format in ("onnx", "safetensors", "timm"):
+        out = export(run, format)
+        given = cclnet.load(out, device="cpu")
+        np.testing.assert_allclose(given.run(images)[0], expected, atol=1e-5)
+        assert given.map.offsets == OFFSETS and "offsets" in given.info["output"]
+        assert ("offsets" in given.info["done_by_the_file"]) == (format == "onnx")
+        assert "| Offsets | -0.7 to +0.9" in (out / "README.md").read_text()
+    card = (run / "export-timm" / "README.md").read_text()
+    code = card.split("Without cclnet:")[1].split("```python")[1].split("```")[0]
+    compile(code, "card", "exec")
+    assert 'torch.tensor(calibration["offsets"])' in code and "import torch" in code
+    program = torch.export.load(export(run, "torch") / "model.pt2").module()  # ours, made just now
+    np.testing.assert_allclose(program(torch.from_numpy(images))[0].detach(), expected, atol=1e-5)
+    np.testing.assert_allclose(cclnet.load(run, engine="onnx").run(images)[0], expected, atol=1e-5)
+
+
+def test_fitted_offsets_are_the_same_after_writing_and_reading(tmp_path: Path) -> None:
+    """All digits: the program is compared with the file beside it."""
+    pytest.importorskip("onnxruntime")
+    run = write_run(tmp_path / "run")
+    scores = evaluate(run, draws=2, calibration="offsets", decision="balanced")
+    onnx, images = cclnet.load(export(run, "onnx")), check_images((32, 32), 9)
+    assert onnx.map == scores.calibration.temperature.map and onnx.map.offsets is not None
+    np.testing.assert_allclose(onnx.run(images)[0], cclnet.load(run, device="cpu").run(images)[0], atol=1e-5)
+    assert onnx.rule == RunFolder(run).read_calibration().decision
+    assert scores.calibration.temperature.in_words in (run / "export-onnx" / "README.md").read_text()
+
+
+def test_offsets_after_soft_labels_are_taken_out(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    target = [[0.85, 0.05, 0.05, 0.05], [0.1, 0.7, 0.1, 0.1], [0.0, 0.25, 0.75, 0.0], [0.1, 0.1, 0.1, 0.7]]
+    run = with_offsets(write_run(tmp_path / "run", target=target))
+    onnx, torch_ = cclnet.load(export(run, "onnx")), cclnet.load(run, device="cpu")
+    images = check_images((32, 32), 9)
+    np.testing.assert_allclose(onnx.run(images)[0], torch_.run(images)[0], atol=1e-5)
+    assert onnx.info["done_by_the_file"] == ["normalise", "target", "temperature", "offsets"]
+
+
+@pytest.mark.parametrize("beside", [None, (0.2, -0.4, -0.7, 0.9)], ids=["none", "others"])
+def test_a_program_with_other_offsets_is_refused(tmp_path: Path, beside: tuple[float, ...] | None) -> None:
+    pytest.importorskip("onnxruntime")
+    out = export(with_offsets(write_run(tmp_path / "run")), "onnx")
+    calibration = RunFolder(out).read_calibration()
+    changed = replace(calibration.temperature, offsets=beside)
+    RunFolder(out).write_calibration(replace(calibration, temperature=changed))
+    with pytest.raises(InputError, match=r"not the model that .* describe, whose offsets differ"):
+        cclnet.load(out)
+
+
+def test_a_program_without_offsets_is_refused_beside_some(sound_onnx: Path, tmp_path: Path) -> None:
+    out = with_offsets(Path(shutil.copytree(sound_onnx, tmp_path / "out")))
+    with pytest.raises(InputError, match=r"not the model that .* describe, whose offsets differ"):
+        cclnet.load(out)
+    with pytest.raises(InputError, match=r"calibration\.json is refused: .*3 offsets, but 4 are needed"):
+        cclnet.load(with_offsets(out, (0.5, 0.0, -0.5)))
 
 
 def test_what_cannot_be_exported(tmp_path: Path) -> None:

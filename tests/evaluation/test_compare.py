@@ -356,7 +356,7 @@ def test_without_a_temperature_there_are_no_scores_after_it(tmp_path: Path) -> N
     runs = [write_run(tmp_path / "perfect", perfect, "a"), write_run(tmp_path / "usual", model_of(0, 2.0), "b")]
     compared = compare(runs, draws=20)
     assert "nll_calibrated" not in [m.name for m in compared.metrics]
-    assert "No temperature could be fitted for perfect: no scores after temperature." in compared.warnings
+    assert "No temperature could be fitted for perfect: no scores after calibration." in compared.warnings
 
 
 def test_undefined_scores_are_not_compared(tmp_path: Path) -> None:

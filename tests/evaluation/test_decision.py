@@ -16,15 +16,16 @@ from scipy import stats
 from sklearn import metrics
 
 from cclnet import InputError
-from cclnet.evaluation.calibration import risk_coverage, with_temperature
+from cclnet.evaluation.calibration import logits_of, risk_coverage, with_logits
 from cclnet.evaluation.decision import confidence, curve_of_run, measure_curve
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.evaluation.statistics import independent_images
+from cclnet.runs.calibration_map import CalibrationMap
 from cclnet.runs.decision_rule import DecisionRule
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import curve_from_json
 from cclnet.runs.predictions import Predictions, read_predictions, write_predictions
-from made_predictions import several_labels, single_label
+from made_predictions import several_labels, single_label, with_temperature
 from made_predictions import write_run as made_run
 
 # Ten images: the confidence falls from 1.0 by tenths; the third and the last two are wrong.
@@ -73,7 +74,7 @@ def test_a_threshold_does_what_it_promises(sure: np.ndarray, data: st.DataObject
 
 def test_it_is_the_curve_of_the_report(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    curve = curve_of_run(folder, 1.5, DecisionRule())
+    curve = curve_of_run(folder, CalibrationMap(1.5), DecisionRule())
     held_out = with_temperature(read_predictions(folder / "predictions.csv").of_split("test"), 1.5)
     assert (curve.split, curve.images) == ("test", 50)
     reported = risk_coverage(held_out)
@@ -83,7 +84,7 @@ def test_it_is_the_curve_of_the_report(tmp_path: Path) -> None:
 
 def test_several_labels_are_right_together_or_wrong(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", multilabel=True)
-    curve = curve_of_run(folder, None, DecisionRule())
+    curve = curve_of_run(folder, CalibrationMap(), DecisionRule())
     held_out = read_predictions(folder / "predictions.csv", multilabel=True).of_split("test")
     wrong = ((held_out.probabilities >= 0.5) != held_out.labels).any(axis=1)
     assert curve.risk[-1] == pytest.approx(wrong.mean())
@@ -158,7 +159,7 @@ def test_what_images_are_worth_is_what_a_loop_finds() -> None:
 
 def test_the_groups_of_a_run_are_used(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    curve = curve_of_run(folder, 1.5, DecisionRule())
+    curve = curve_of_run(folder, CalibrationMap(1.5), DecisionRule())
     assert curve.independent is not None and "over patients or lesions" in curve.in_words(curve.at(coverage=0.9))
 
 
@@ -266,7 +267,7 @@ def scaled_at_random(images: int = 600) -> Predictions:
     """Logits whose scale differs between images and says nothing: the probability misleads, the direction does not."""
     made = single_label(images, 5, skill=2.0, groups=images // 2)
     scale = np.random.default_rng(1).uniform(0.05, 3, images)
-    return with_temperature(made, 1 / scale)
+    return with_logits(made, logits_of(made) * scale[:, None])
 
 
 @pytest.mark.parametrize(("make", "best"), [(scaled_at_random, "logit_norm"), (single_label, "probability")])
@@ -282,7 +283,7 @@ def test_the_better_confidence_is_chosen(tmp_path: Path, make: Callable[[int], P
     assert found.aurc["probability"].value == pytest.approx(plain.scores["aurc"].value)
     calibration = RunFolder(tmp_path / "run").read_calibration()
     assert calibration.confidence == best
-    curve = curve_of_run(tmp_path / "run", calibration.temperature.value, DecisionRule(), best)
+    curve = curve_of_run(tmp_path / "run", calibration.map, DecisionRule(), best)
     again = curve_from_json(json.loads(json.dumps(curve.to_json())), Path("calibration.json"))
     assert again.confidence == curve.confidence == best
 

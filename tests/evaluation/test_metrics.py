@@ -92,7 +92,7 @@ def test_both_evaluation_and_comparison_use_the_bounds_of_the_task(tmp_path: Pat
 def test_a_metric_not_registered_here_is_shown_under_its_own_name() -> None:
     assert find("new_score").title == "New score" and find("new_score").description == ""
     assert find("accuracy_calibrated").title == "Accuracy calibrated"  # accuracy does not depend on temperature
-    assert find("ece_calibrated").short == "ECE after temperature"
+    assert find("ece_calibrated").short == "ECE after calibration"
 
 
 def test_a_name_is_registered_once(registered: Metric) -> None:

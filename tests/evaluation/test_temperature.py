@@ -14,10 +14,9 @@ from cclnet.evaluation.calibration import (
     fit_temperature,
     fitting_split,
     halves_of,
-    with_temperature,
 )
 from cclnet.runs.predictions import Predictions
-from made_predictions import given, several_labels, single_label
+from made_predictions import given, several_labels, single_label, with_temperature
 
 
 def calibrated(images: int, seed: int = 0) -> Predictions:

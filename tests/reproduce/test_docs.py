@@ -36,7 +36,7 @@ KEPT = [path for path in sorted((ROOT / "results").rglob("*-seed*.json")) if pre
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_kept_scores_are_those_of_the_kept_predictions(path: Path) -> None:
     """Kept results must be evaluated again when the evaluation changes."""
-    content, scores = json.loads(path.read_text(encoding="utf-8")), evaluate(path, draws=2)
+    content, scores = json.loads(path.read_text(encoding="utf-8")), evaluate(path, draws=2, calibration="temperature")
     before, after = scores.calibration.stages()
     found = scores.overall | {"ece": before.scores["ece"], "ece_calibrated": after.scores["ece"]}
     for name, kept in content["scores"].items():

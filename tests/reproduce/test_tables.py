@@ -144,8 +144,8 @@ def test_a_difference_reads_the_same_in_its_field_and_in_its_words(
     almost = -0.0005 + 1e-15
     compare = seeds_module.compare
 
-    def compared(*given: Any) -> Comparison:
-        found, pairs = compare(*given, draws=10), []
+    def compared(*given: Any, **more: Any) -> Comparison:
+        found, pairs = compare(*given, draws=10, **more), []
         for pair in found.comparisons:
             test = replace(pair.metrics["accuracy"], difference=almost, low=5 * almost, high=-almost)
             words = verdict("accuracy", "a", "b", replace(test, p_holm=0.5), (1, 1))

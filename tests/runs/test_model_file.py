@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cclnet.errors import InputError
+from cclnet.runs.calibration_map import CalibrationMap
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import (
     AbstentionCurve,
     Calibration,
     ExportInfo,
     FittedTemperature,
+    Member,
     ModelDescription,
     TrainedInfo,
     model_from_json,
@@ -73,7 +75,8 @@ def test_any_content_is_read_or_refused(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("temperature", "curve"),
     [(FittedTemperature(), None), (FittedTemperature(1.3, "val", 100), CURVE),
-     (FittedTemperature(1.3, "cross-fitted halves", 100, (1.2, 1.4)), None)],
+     (FittedTemperature(1.3, "cross-fitted halves", 100, (1.2, 1.4)), None),
+     (FittedTemperature(1.3, "val", 100, None, (0.25, -0.1, -0.15)), CURVE)],
 )  # fmt: skip
 def test_a_calibration_is_read_as_it_was_written(
     tmp_path: Path, temperature: FittedTemperature, curve: AbstentionCurve | None
@@ -83,6 +86,40 @@ def test_a_calibration_is_read_as_it_was_written(
     assert read.temperature == temperature and (read.abstention is None) == (curve is None)
     if curve is not None and read.abstention is not None:
         assert read.abstention.to_json() == curve.to_json()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_offsets_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -> None:
+    content = {"format": 2, "temperature": {"value": 1.5, "offsets": [0.5, value]}}
+    (tmp_path / "calibration.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"calibration\.json .*(NaN|Infinity|finite|offsets)"):
+        read_calibration_file(tmp_path / "calibration.json")
+
+
+def test_offsets_of_other_classes_are_refused(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_calibration(Calibration(FittedTemperature(1.5, offsets=(0.5, -0.75, 0.25))))
+    assert run.read_calibration().map.offsets == (0.5, -0.75, 0.25)
+    run.write_description(MODEL)
+    with pytest.raises(InputError, match=r"calibration\.json is refused: .*3 offsets, but 2 are needed"):
+        run.read_calibration()
+    run.write_description(replace(MODEL, classes=("a", "b", "c"), multilabel=True))
+    with pytest.raises(InputError, match="with several labels there are none"):
+        run.read_calibration()
+
+
+def test_the_members_of_an_ensemble_have_offsets_of_their_own(tmp_path: Path) -> None:
+    members = (Member.of(MODEL, CalibrationMap(1.5, (0.5, -0.5))), Member.of(MODEL, CalibrationMap(1.2)))
+    whole = replace(MODEL, members=members)
+    write_model_file(tmp_path / "model.json", whole)
+    assert read_model_file(tmp_path / "model.json") == whole
+    first, second = json.loads((tmp_path / "model.json").read_text())["members"]
+    assert first["offsets"] == [0.5, -0.5] and "offsets" not in second  # as in older versions
+    with pytest.raises(InputError, match=r"members\[0\]: the calibration has 3 offsets, but 2 are needed"):
+        write_model_file(tmp_path / "odd.json", replace(whole, members=(replace(members[0], offsets=(0.1, 0.2, 0.3)),)))
+        read_model_file(tmp_path / "odd.json")
+    with pytest.raises(InputError, match="3 offsets, but 2 are needed"):
+        Member.of(MODEL, CalibrationMap(1.5, (0.5, -0.75, 0.25)))
 
 
 def test_the_calibration_of_an_old_export_is_in_its_model_json(tmp_path: Path) -> None:
@@ -99,13 +136,17 @@ def test_the_calibration_of_an_old_export_is_in_its_model_json(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ({"format": 2}, "has format 2; this version of cclnet reads format 1"),
+        ({"format": 3}, "has format 3; this version of cclnet reads format 1 and 2"),
         ({"format": 1, "temperature": 1.5}, "temperature must be a table .*got 1.5"),
         (
             {"format": 1, "temperature": {"value": 0}},
             r"temperature\.value must be .*at least 0\.001 and at most 1000, got 0",
         ),
         ({"format": 1, "temperature": {"value": 1, "images": -1}}, r"temperature\.images must be at least 0, got -1"),
+        ({"format": 2, "temperature": {"value": 1, "offsets": [0.5, 1e9]}}, r"offsets\[1\] must be .*at most 1000"),
+        ({"format": 2, "temperature": {"value": 1, "offsets": [0.5, "0"]}}, r"offsets\[1\] must be a number, got '0'"),
+        ({"format": 2, "temperature": {"value": 1, "offsets": 0.5}}, r"offsets must be a list of numbers"),
+        ({"format": 2, "temperature": {"offsets": [0.5, -0.5]}}, "2 offsets, but they need a temperature"),
         ({"format": 1, "temperature": {"value": 1, "halves": [1]}}, r"temperature\.halves must be a list of 2 numbers"),
         ({"format": 1, "temperature": {"value": 1, "halves": [1, 0]}}, r"temperature\.halves\[1\] must be .*got 0"),
         ({"format": 1, "abstention": []}, r"abstention curve is refused: .*got \[\]"),

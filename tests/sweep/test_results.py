@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cclnet import InputError
 from cclnet.cli import app
-from cclnet.evaluation.calibration import calibration_values
+from cclnet.evaluation.calibration import calibration_values, logits_of, with_logits
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.runs.folder import RunFolder, open_run
 from cclnet.runs.kept_result import LEVELS, encode
@@ -21,7 +21,7 @@ from cclnet.runs.predictions import Predictions
 from cclnet.settings import Settings, make_settings
 from cclnet.sweep.cells import Cell
 from cclnet.sweep.results import differs_from_result, differs_from_run, read_results
-from made_runs import CLASSES, made_result
+from made_runs import CLASSES, kept, made_result, made_run
 
 CELL = Cell("ccl-seed0", Settings(data="/somewhere/isic"), {"method": "ccl", "seed": 0})
 
@@ -39,6 +39,18 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert content["inverse_frequency_agreement"] is not None and "/somewhere" not in read.path.read_text()
     assert {path.name for path in read.path.parent.glob("ccl-seed0.predictions.*")} == {"ccl-seed0.predictions.npy.xz"}
     assert read.path.stat().st_size < 10_000
+
+
+def test_kept_results_are_calibrated_by_the_temperature_alone(tmp_path: Path) -> None:
+    """So that the figures of earlier results stay as they are, also where a user's evaluation would choose offsets."""
+    run = RunFolder(made_run(tmp_path / "runs", CELL, wrong=6))
+    before = run.read_predictions()
+    run.write_predictions(with_logits(before, logits_of(before) + np.array([2.0, -2.0, 0.0])))
+    result = kept(tmp_path, CELL)
+    assert evaluate(result.path, tmp_path, draws=2).calibration.temperature.offsets is not None
+    alone = evaluate(result.path, tmp_path, draws=2, calibration="temperature").calibration
+    assert alone.after is not None and result.temperature == pytest.approx(alone.temperature.value, abs=1e-6)
+    assert result.value("ece_calibrated") == pytest.approx(alone.after.scores["ece"].value, abs=1e-6)
 
 
 def test_what_is_known_of_leaks_is_not_lost(tmp_path: Path) -> None:

@@ -35,6 +35,11 @@ SOURCES = "Folder, CSV, Parquet, tar, .npz, medmnist:NAME or synthetic."
 Data = Annotated[str, typer.Argument(help=f"{SOURCES} Default: a small synthetic set.")]
 MovedData = Annotated[str | None, typer.Option(help="Where the images are, if they have moved since training.")]
 Draws = Annotated[int, typer.Option(min=2, help="Bootstrap draws for the intervals.")]
+Calibration = Annotated[
+    str,
+    typer.Option(help="temperature, offsets (a temperature and an offset for each class), or auto: offsets where they "
+                 "lower the cross-fitted log loss."),
+]  # fmt: skip
 Accelerator = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
 _PRESET = "paper, finetune, quick, best or a .toml file. Default: finetune if pretrained weights are found, else paper."
 Preset = Annotated[str, typer.Option(help=_PRESET)]

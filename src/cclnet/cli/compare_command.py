@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cclnet.cli import Accelerator, Data, Draws, MaxMinutes, Preset, parse_seeds, with_settings
+from cclnet.cli import Accelerator, Calibration, Data, Draws, MaxMinutes, Preset, parse_seeds, with_settings
 from cclnet.cli.executor_options import with_executor
 from cclnet.settings import Settings
 
@@ -20,11 +20,12 @@ def compare(
     against: Annotated[str | None, typer.Option(help="Method to compare all others with. Default: all pairs.")] = None,
     primary: Primary = None,
     draws: Draws = 1000,
+    calibration: Calibration = "auto",
 ) -> None:
     """Compare RUNS on the same images: paired tests and verdicts. Runs of one method count as its seeds."""
     from cclnet import api
 
-    api.compare(runs, out, against=against, primary=primary, draws=draws, summary=True)
+    api.compare(runs, out, against=against, primary=primary, draws=draws, calibration=calibration, summary=True)
 
 
 @with_settings(Settings, without=("method", "seed"))

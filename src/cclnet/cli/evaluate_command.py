@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cclnet.cli import Draws, MovedData, with_settings
+from cclnet.cli import Calibration, Draws, MovedData, with_settings
 from cclnet.settings import Settings
 
 OUT = "Folder to write to. Default: that of RUN, which then also gets calibration.json. With another, RUN is unchanged."
@@ -23,9 +23,10 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help=OUT)] = None,
     data: MovedData = None,
     draws: Draws = 1000,
+    calibration: Calibration = "auto",
     **chosen: Any,
 ) -> None:
     """Evaluate RUN from its predictions alone: scores.json, report.html and report.md."""
     from cclnet import api
 
-    api.evaluate(run, out, data=data, draws=draws, summary=True, **chosen)
+    api.evaluate(run, out, data=data, draws=draws, calibration=calibration, summary=True, **chosen)

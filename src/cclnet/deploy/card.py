@@ -28,7 +28,7 @@ def model_card(run: Path, description: ModelDescription, calibration: Calibratio
         name=run.resolve().name,
         description=description,
         export=description.export or ExportInfo(),
-        temperature=calibration.temperature.value,
+        calibration=calibration.map,
         rule=rule,
         sets=calibration.sets,
         unlike=sentences("unlike", statistics, REFUSED) if statistics else [],

@@ -19,6 +19,7 @@ from cclnet.data.parallel import available_cores
 from cclnet.errors import InputError, unknown
 from cclnet.files import check_regular
 from cclnet.memory import keep_freed_memory
+from cclnet.runs.calibration_map import CalibrationMap
 from cclnet.runs.checksums import checking
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class OnnxEngine:
     name = "onnx"
 
     def __init__(
-        self, model: Path | bytes, description: ModelDescription, temperature: float | None = None,
+        self, model: Path | bytes, description: ModelDescription, calibration: CalibrationMap | None = None,
         device: str = "auto", threads: int | None = None,
     ) -> None:  # fmt: skip
         try:
@@ -120,7 +121,9 @@ class OnnxEngine:
             baked_in = dict(json.loads(self.session.get_modelmeta().custom_metadata_map.get("cclnet", "{}")))
         except (ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{name} is refused: its metadata is not that of cclnet ({error}).") from error
-        wrong = [key for key, value in description.baked_in(temperature).items() if baked_in.get(key) != value]
+        # What only the program says, such as offsets, differs too; what older programs do not say is its default.
+        described = description.baked_in(calibration or CalibrationMap())
+        wrong = [key for key in described | baked_in if baked_in.get(key) != described.get(key)]
         if wrong:
             raise InputError(
                 f"{name} is refused: it is not the model that the files beside it describe, whose {', '.join(wrong)} "

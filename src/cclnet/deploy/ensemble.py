@@ -46,7 +46,7 @@ def make_ensemble(runs: Sequence[str | Path], out: str | Path) -> Path:
     folder = RunFolder(out)
     if folder.find_predictions() is not None:  # the last file to be written
         raise InputError(f"{folder.path} holds a run already: choose another --out.")
-    members = [Member.of(_model(run), RunFolder(run.path).read_calibration().temperature.value) for run in opened]
+    members = [Member.of(_model(run), RunFolder(run.path).read_calibration().map) for run in opened]
     predictions, split = combine(opened)
     folds = None if split.folds is None else len(set(split.folds.tolist()) - {""})
     make_folder(folder.path)
@@ -71,7 +71,7 @@ def _open(path: Path) -> OpenedRun:
     files = RunFolder(path)
     if not files.weights.is_file():
         raise InputError(f"{path} holds no model.safetensors: give the folders of finished runs.")
-    if not files.calibration.is_file() and files.read_calibration().temperature.value is None:
+    if not files.calibration.is_file() and not files.read_calibration().map.is_fitted:
         raise InputError(f"{path} is not evaluated, so its probabilities are not calibrated: cclnet evaluate {path}.")
     if files.read_model().members:
         raise InputError(f"{path} is an ensemble already: give the runs that it was made of.")
@@ -199,16 +199,17 @@ def combine(opened: Sequence[OpenedRun]) -> tuple[Predictions, SplitTable]:
 
 
 def _calibrated(run: OpenedRun) -> Predictions:
-    """The predictions of val and test after a temperature that was fitted on other images: that of another split, else
-    of the other half."""
+    """The predictions of val and test, calibrated on other images: those of another split, else of the other half. The
+    kind is that of calibration.json, whose map the member has."""
     found = []
+    kind = "temperature" if RunFolder(run.path).read_calibration().map.offsets is None else "offsets"
     for split in SPLITS:
         own = run.predictions.of_split(split)
         if not len(own):
             continue
         fit_on = fitting_split(run.predictions, split) if split == "test" else None
         fitting = run.predictions.of_split(fit_on) if fit_on else own
-        found.append(calibrate(own, fit_on, fitting, units_of(own), 0)[1] or own)
+        found.append(calibrate(own, fit_on, fitting, units_of(own), 0, kind)[1] or own)
     if not found:
         raise InputError(f"{run.name} has no predictions of the splits val or test.")
     if len(found) == 1:

@@ -28,6 +28,7 @@ from cclnet.files import make_folder, write_whole
 from cclnet.functional import LEAST
 from cclnet.network import image_size_settings, silent_exporters, to_onnx
 from cclnet.pretrained import pretrained_config
+from cclnet.runs.calibration_map import CalibrationMap
 from cclnet.runs.checksums import write_covered
 from cclnet.runs.folder import RunFolder
 from cclnet.runs.model import ExportInfo, ModelDescription
@@ -75,16 +76,16 @@ def export(
     description = description if tta is None else description.with_tta(tta)
     classes, multilabel = description.classes, description.multilabel
     rule = rule_of_run(files, classes, multilabel, description.class_counts, decision, cost)
-    temperature = calibration.temperature.value
     statistics = files.read_feature_statistics()
-    shipped = read_shipped(files.weights, description, temperature, statistics is not None)
+    shipped = read_shipped(files.weights, description, calibration.map, statistics is not None)
     with _written_whole(out) as partial:
-        exported_run = _write_network(partial, format, shipped, description, temperature, files.weights)
+        exported_run = _write_network(partial, format, shipped, description, calibration.map, files.weights)
         checked = check(shipped, check_images(description.crop), exported_run, f"the exported {FORMATS[format]}")
         has_curve = files.find_predictions() is not None
-        curve = curve_of_run(run, temperature, rule, calibration.confidence) if has_curve else None
+        curve = curve_of_run(run, calibration.map, rule, calibration.confidence) if has_curve else None
         calibration = replace(calibration, abstention=curve, decision=None if multilabel else rule)
-        exported, written = exported_description(description, shipped, format, checked), RunFolder(partial)
+        exported = exported_description(description, shipped, format, checked, calibration.map)
+        written = RunFolder(partial)
         written.write_description(exported)
         written.write_calibration(calibration)
         if statistics is not None:
@@ -115,23 +116,23 @@ def _written_whole(out: Path) -> Iterator[Path]:
 
 
 def _write_network(
-    folder: Path, format: str, shipped: Shipped | Ensemble, description: ModelDescription, temperature: float | None,
+    folder: Path, format: str, shipped: Shipped | Ensemble, description: ModelDescription, used: CalibrationMap,
     weights: Path,
 ) -> Run:  # fmt: skip
     """Write the network in one of FORMATS; returns the function that runs what was written."""
     path = folder / FORMATS[format]
     if format == "onnx":
-        write_covered(path, onnx_program(shipped, description, temperature))
-        return OnnxEngine(path, description, temperature, "cpu").run_all
+        write_covered(path, onnx_program(shipped, description, used))
+        return OnnxEngine(path, description, used, "cpu").run_all
     if format == "torch":
         content, program = torch_program(shipped, description)
         write_covered(path, content)
         return _numpy_outputs(program)
     write_covered(path, weights.read_bytes())
     if format == "safetensors":
-        return _numpy_outputs(read_shipped(path, description, temperature, shipped.with_features))
+        return _numpy_outputs(read_shipped(path, description, used, shipped.with_features))
     write_covered(folder / TIMM_CONFIG, timm_config(description))
-    return _numpy_outputs(Shipped(read_timm(folder, description), description, temperature, shipped.with_features))
+    return _numpy_outputs(Shipped(read_timm(folder, description), description, used, shipped.with_features))
 
 
 def _numpy_outputs(program: Callable[..., Any]) -> Run:
@@ -143,26 +144,30 @@ def _numpy_outputs(program: Callable[..., Any]) -> Run:
 
 
 def exported_description(
-    description: ModelDescription, shipped: Shipped | Ensemble, format: str, checked: dict[str, Any]
-) -> ModelDescription:
+    description: ModelDescription, shipped: Shipped | Ensemble, format: str, checked: dict[str, Any],
+    used: CalibrationMap,
+) -> ModelDescription:  # fmt: skip
     """model.json of an export: that of the run, how to prepare an image, and the result of the check."""
     height, width = description.crop
     trained, target = description.trained, description.target
     if trained.data is not None:  # the path is private
         trained = replace(trained, data=Path(trained.data).name)
     removed = ["target"] if target is not None else []
+    added = "" if used.offsets is None else " + offsets (both in calibration.json)"
     if description.multilabel:
         output = "sigmoid of logits / temperature"
     elif target is None:
-        output = "softmax of logits / temperature"
+        output = f"softmax of logits / temperature{added}"
     else:
         output = (
-            "softmax of log(p) / temperature, p = softmax of logits times the inverse of target, at least "
+            f"softmax of log(p) / temperature{added}, p = softmax of logits times the inverse of target, at least "
             f"{LEAST:g} each, normalised to sum to one"
         )
     if description.members:
         removed = ["crop and scale for each network", *removed]
         output = f"mean of the calibrated probabilities of {len(description.members)} networks, then temperature"
+        output += "" if used.offsets is None else " and offsets: softmax of log(mean) / temperature + offsets"
+    applied = ("temperature",) if used.offsets is None else ("temperature", "offsets")
     export = ExportInfo(
         format=format,
         file=FORMATS[format],
@@ -172,7 +177,7 @@ def exported_description(
             f"crop the centre, {height} x {width} (height x width)",
             "normalise: (x / 255 - mean) / std, per channel",
         ),
-        done_by_the_file=() if format in ("safetensors", "timm") else ("normalise", *removed, "temperature"),
+        done_by_the_file=() if format in ("safetensors", "timm") else ("normalise", *removed, *applied),
         output=output,
         label_threshold=0.5 if description.multilabel else None,
         maps=shipped.maps,
@@ -182,7 +187,9 @@ def exported_description(
     return replace(description, trained=trained, export=export)
 
 
-def onnx_program(shipped: Shipped | Ensemble, description: ModelDescription, temperature: float | None = None) -> bytes:
+def onnx_program(
+    shipped: Shipped | Ensemble, description: ModelDescription, calibration: CalibrationMap | None = None
+) -> bytes:
     """The network as ONNX: ``images`` uint8 [batch, h, w, 3] to ``probabilities`` [batch, K]; where they have a closed
     form, ``maps`` [batch, K, h', w']; if there are statistics of them, ``features`` [batch, F]."""
     try:
@@ -190,10 +197,11 @@ def onnx_program(shipped: Shipped | Ensemble, description: ModelDescription, tem
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise InputError("exporting to ONNX needs onnx and onnxscript: pip install 'cclnet[export]'") from error
+    baked_in = description.baked_in(calibration or CalibrationMap())
     with _exporting(description, "ONNX"):
         proto = to_onnx(shipped.cpu(), _example(description), shipped.outputs)
         entry = proto.metadata_props.add()
-        entry.key, entry.value = "cclnet", json.dumps(description.baked_in(temperature), ensure_ascii=False)
+        entry.key, entry.value = "cclnet", json.dumps(baked_in, ensure_ascii=False)
         onnx.checker.check_model(proto)
         return proto.SerializeToString()
 

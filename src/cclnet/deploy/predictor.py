@@ -34,7 +34,7 @@ _COLOURS = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], 
 class Prediction:
     """The prediction for one image."""
 
-    probabilities: Floats  # of the K classes, calibrated with the run's temperature, [K]
+    probabilities: Floats  # of the K classes, calibrated, [K]
     classes: tuple[str, ...]
     label: str  # the class chosen by the decision rule; with several labels all of at least 0.5, joined by "|"
     confidence: float  # probability of the label; with several labels that of the least confident decision
@@ -70,7 +70,8 @@ class Model:
         self.calibration = calibration or Calibration()  # of an exported model with the abstention curve
         self.soft_labels = soft_labels  # [K, K], row k that of class k; None where the method learns none
         self.classes, self.multilabel = description.classes, description.multilabel
-        self.temperature = self.calibration.temperature.value  # None where none was fitted
+        self.map = self.calibration.map  # temperature and offsets that the probabilities are calibrated with
+        self.temperature = self.map.temperature  # None where none was fitted
         self.engine, self.device = engine.name, engine.device  # "torch" or "onnx", "cpu" or "cuda"
         self._engine = engine
 
@@ -213,7 +214,7 @@ class Model:
                 f"{self.folder} has no abstention curve for the decision rule '{self.rule.name}': export it again with "
                 "that rule from a run that has a predictions.csv."
             )
-        return curve_of_run(self.folder, self.temperature, self.rule, self.calibration.confidence)
+        return curve_of_run(self.folder, self.map, self.rule, self.calibration.confidence)
 
     def threshold(self, coverage: float | None = None, risk: float | None = None) -> float:
         """The confidence below which to abstain, so that on the run's held-out images at least ``coverage`` of the
@@ -237,7 +238,7 @@ def load(
         threads: threads of ONNX Runtime per batch. Default: one per core.
         decision: the decision rule, "accuracy", "balanced" or "costs". Default: that of the run.
         cost: the costs of errors, such as "MEL:NV=10" (true:predicted), or a .csv or .toml file of them.
-        tta: test-time augmentation, see ``Settings.tta``. Default: that of the run, which its temperature was fitted
+        tta: test-time augmentation, see ``Settings.tta``. Default: that of the run, which its calibration was fitted
             with.
     """
     path = Path(path).expanduser()
@@ -260,20 +261,20 @@ def load(
     soft_labels = files.read_soft_labels(classes)
     if soft_labels is not None and not has_similarity(soft_labels):
         soft_labels = None
-    temperature, statistics = calibration.temperature.value, files.read_feature_statistics()
+    statistics = files.read_feature_statistics()
     if engine == "onnx" and "onnx" in available:
-        started: Engine = OnnxEngine(folder / FILES["onnx"], description, temperature, device, threads)
+        started: Engine = OnnxEngine(folder / FILES["onnx"], description, calibration.map, device, threads)
     else:
         from cclnet.deploy.shipped import read_shipped
 
-        shipped = read_shipped(folder / FILES["torch"], description, temperature, statistics is not None)
+        shipped = read_shipped(folder / FILES["torch"], description, calibration.map, statistics is not None)
         if engine == "torch":
             started = TorchEngine(shipped, device)
         else:
             from cclnet.deploy.export import check, check_images, onnx_program
 
-            converted = onnx_program(shipped, description, temperature)
-            started = onnx = OnnxEngine(converted, description, temperature, device, threads)
+            converted = onnx_program(shipped, description, calibration.map)
+            started = onnx = OnnxEngine(converted, description, calibration.map, device, threads)
             check(shipped, check_images(description.crop), onnx.run_all, "the converted model")
     return Model(description, started, folder, calibration, soft_labels, rule, statistics)
 

@@ -17,11 +17,35 @@ from cclnet.data.views import VIEWS
 from cclnet.errors import InputError
 from cclnet.functional import inverse_of, unsoften_by
 from cclnet.network import TimmClassifier, image_size_settings
+from cclnet.runs.calibration_map import CalibrationMap
 from cclnet.runs.checksums import checking
 from cclnet.runs.model import ModelDescription
 from cclnet.settings import TTA
 
 Answer = tuple[Tensor, Tensor | None, Tensor | None]  # probabilities, maps, features
+
+
+class Calibrated(nn.Module):
+    """Logits [N, K] → calibrated probabilities, by the temperature and class offsets of a calibration map."""
+
+    def __init__(self, calibration: CalibrationMap | None, description: ModelDescription) -> None:
+        super().__init__()
+        calibration = calibration or CalibrationMap()
+        calibration.check(len(description.classes), description.multilabel)
+        self.multilabel, self.temperature = description.multilabel, calibration.temperature or 1.0
+        self.offsets: Tensor | None
+        given = None if calibration.offsets is None else torch.tensor(calibration.offsets, dtype=torch.float64)
+        self.register_buffer("offsets", given, persistent=False)
+
+    @property
+    def is_identity(self) -> bool:
+        return self.temperature == 1.0 and self.offsets is None
+
+    def forward(self, logits: Tensor) -> Tensor:
+        scaled = logits / self.temperature
+        if self.offsets is not None:
+            scaled = scaled + self.offsets.to(logits.dtype)
+        return torch.sigmoid(scaled) if self.multilabel else torch.softmax(scaled, dim=1)
 
 
 class Shipped(nn.Module):
@@ -35,14 +59,14 @@ class Shipped(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, description: ModelDescription, temperature: float | None = None,
+        self, model: nn.Module, description: ModelDescription, calibration: CalibrationMap | None = None,
         with_features: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.model: Any = model
         self.with_features = with_features
         self.multilabel = description.multilabel
-        self.temperature = temperature or 1.0
+        self.calibrated = Calibrated(calibration, description)
         self.mean: Tensor
         self.std: Tensor
         self.register_buffer("mean", torch.tensor(description.mean), persistent=False)
@@ -70,8 +94,7 @@ class Shipped(nn.Module):
     def probabilities(self, logits: Tensor) -> Tensor:
         if self.inverse is not None:
             logits = unsoften_by(torch.softmax(logits, dim=1), self.inverse.to(logits.dtype)).log()
-        scaled = logits / self.temperature
-        return torch.sigmoid(scaled) if self.multilabel else torch.softmax(scaled, dim=1)
+        return self.calibrated(logits)
 
     def evidence(self, features: Tensor) -> Tensor:
         """The class activation maps of all classes, [N, K, h', w']."""
@@ -117,12 +140,14 @@ class Ensemble(nn.Module):
     Every member takes its own crop from the image, scaled to its own short side if that is smaller.
     """
 
-    def __init__(self, members: list[Shipped], description: ModelDescription, temperature: float | None = None) -> None:
+    def __init__(
+        self, members: list[Shipped], description: ModelDescription, calibration: CalibrationMap | None = None
+    ) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
         self._members = members  # the same with their type
         self.with_features = members[0].with_features
-        self.multilabel, self.temperature = description.multilabel, temperature or 1.0
+        self.multilabel, self.calibrated = description.multilabel, Calibrated(calibration, description)
         self.boxes: list[tuple[int, int, int, int]] = []
         for index, own in enumerate(description.members):
             box = member_box(description, index)
@@ -147,13 +172,11 @@ class Ensemble(nn.Module):
         return found
 
     def average(self, probabilities: Sequence[Tensor]) -> Tensor:
-        """The mean [N, K] of the members' probabilities, after the temperature of the ensemble."""
+        """The mean [N, K] of the members' probabilities, after the calibration of the ensemble."""
         mean = torch.stack(tuple(probabilities)).mean(dim=0)
-        if self.temperature == 1.0:
+        if self.calibrated.is_identity:
             return mean
-        if self.multilabel:
-            return torch.sigmoid(torch.logit(mean, eps=1e-7) / self.temperature)
-        return torch.softmax(mean.clamp(min=1e-12).log() / self.temperature, dim=1)
+        return self.calibrated(torch.logit(mean, eps=1e-7) if self.multilabel else mean.clamp(min=1e-12).log())
 
     def forward(self, batch: Tensor) -> tuple[Tensor, ...]:
         members = [member(own) for member, own in zip(self._members, self.inputs(batch), strict=True)]
@@ -224,24 +247,24 @@ def map_layout(shipped: Shipped, crop: tuple[int, int]) -> str | None:
 
 
 def read_shipped(
-    path: Path, description: ModelDescription, temperature: float | None = None, with_features: bool = False
+    path: Path, description: ModelDescription, calibration: CalibrationMap | None = None, with_features: bool = False
 ) -> Shipped | Ensemble:
     """The network of model.json with the weights in ``path``, a .safetensors file, which cannot contain code.
 
     The network is built after its shapes were compared with those in the file, so that a small file that claims a huge
-    network costs no memory. ``temperature`` None is 1.
+    network costs no memory. Without ``calibration`` probabilities are as trained.
     """
     _refuse_pickle(path)
     members = {f"{i}.": description.member(i) for i in range(len(description.members))} or {"": description}
     with checking(path):
         networks = _read_networks(path, description, members)
     if not description.members:
-        return Shipped(networks[0], description, temperature, with_features)
+        return Shipped(networks[0], description, calibration, with_features)
     shipped = [
-        Shipped(model, own, info.temperature, with_features and model is networks[0])
+        Shipped(model, own, info.map, with_features and model is networks[0])
         for model, own, info in zip(networks, members.values(), description.members, strict=True)
     ]
-    return Ensemble(shipped, description, temperature)
+    return Ensemble(shipped, description, calibration)
 
 
 def _read_networks(

@@ -13,24 +13,31 @@ its own with confidence max(p, 1 − p), and all N·K decisions are pooled.
 - aurc: area under the risk-coverage curve: the error rate of the n most confident decisions, averaged over n = 1..N.
   Equally confident decisions are kept in random order, in expectation.
 
-Temperature scaling is ``p_T = softmax(log p / T)``: log-probabilities are logits up to a constant that softmax ignores.
-For several labels each probability is the sigmoid of its logit divided by T. T > 1 makes a model less confident. The
-log-likelihood is concave in 1/T, so its only maximum is found by bounded search in log T. T is fitted on images that
-are not reported.
+Calibration is ``p_T = softmax(log p / T)`` (temperature scaling) or ``softmax(log p / T + b)`` with an offset for each
+class (bias-corrected temperature scaling; Alexandari, Kundaje, Shrikumar 2020): log-probabilities are logits up to a
+constant that softmax ignores. For several labels each probability is the sigmoid of its logit divided by T. T > 1 makes
+a model less confident and changes no decision; offsets correct classes that are predicted too often on unseen images,
+and change decisions. The log-likelihood is concave in 1/T and b, so it has one maximum: T alone is found by bounded
+search in log T, both by L-BFGS. They are fitted on images that are not reported.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import optimize, sparse, special
 
-from cclnet.evaluation.bootstrap import Statistic, Units
+from cclnet.errors import InputError, unknown
+from cclnet.evaluation.bootstrap import Statistic, Units, units_of
 from cclnet.evaluation.classification import BLOCKS, Values, blocks_of, columns, decisions
-from cclnet.runs.predictions import Floats, Integers, Predictions
+from cclnet.runs.calibration_map import CalibrationMap
+from cclnet.runs.decision_rule import keeps_frequencies
+from cclnet.runs.predictions import Floats, Integers, Labels, Predictions
 from cclnet.runs.scores import ReliabilityBin, RiskPoint, Temperature
 
 BINS = 15
@@ -39,6 +46,9 @@ BINS = 15
 ON_BORDER = 1e-8
 SMALLEST = float(np.finfo(np.float64).eps)
 BOUNDS = (0.01, 100.0)  # of the temperature
+CALIBRATIONS = ("auto", "temperature", "offsets")
+CROSS_FITTED = "cross-fitted halves"
+FOLDS = 5  # in which offsets are compared with the temperature alone
 
 
 def confidences(predictions: Predictions) -> tuple[Floats, Floats]:
@@ -164,10 +174,14 @@ def logits_of(predictions: Predictions) -> Floats:
     return special.logit(p) if predictions.multilabel else np.log(p)
 
 
-def with_temperature(predictions: Predictions, temperature: float | Floats) -> Predictions:
-    """The predictions at a temperature (one, or one for each image as [N])."""
-    scaled = logits_of(predictions) / np.reshape(temperature, (-1, 1))
-    p = special.expit(scaled) if predictions.multilabel else special.softmax(scaled, axis=1)
+def calibrated(predictions: Predictions, used: CalibrationMap) -> Predictions:
+    """The predictions after a calibration map; the same object where none was fitted."""
+    return with_logits(predictions, used.apply(logits_of(predictions))) if used.is_fitted else predictions
+
+
+def with_logits(predictions: Predictions, logits: Floats) -> Predictions:
+    """The predictions with the probabilities of other logits [N, K]."""
+    p = special.expit(logits) if predictions.multilabel else special.softmax(logits, axis=1)
     return replace(predictions, probabilities=p)
 
 
@@ -196,6 +210,90 @@ def fit_temperature(predictions: Predictions) -> float:
     return math.exp(best.x) if best.fun < min(loss(low), loss(high)) else math.nan
 
 
+def fit_offsets(predictions: Predictions) -> CalibrationMap | None:
+    """The temperature T and class offsets b that minimise ``mean(-log p_y) + Σ_k b_k² / (2 N)``; None where there is no
+    best temperature between BOUNDS. One label per image.
+
+    Offsets sum to zero, since softmax ignores a constant. The penalty is that of a standard normal prior: it is worth
+    about one image per class, vanishes with the number N of images, and keeps the offsets of small sets finite. A class
+    without an image gets the offset 0, the mean of the others: its absence says nothing about how its probability
+    should rank, and the likelihood alone would put it at −∞, so that the class could never be predicted.
+
+    >>> p, labels = np.full((10_000, 2), [0.5, 0.5]), np.repeat([0, 1], [8000, 2000])
+    >>> found = fit_offsets(Predictions(np.arange(10_000).astype(str), labels, p, ("a", "b")))
+    >>> np.round(np.diff(found.offsets), 2).tolist()  # log(2000 / 8000)
+    [-1.39]
+    """
+    logits, present = logits_of(predictions), predictions.class_counts > 0
+    loss = offsets_loss(logits, predictions.labels)
+    low, high = 1 / BOUNDS[1], 1 / BOUNDS[0]
+    bounds = [(low, high), *[(None, None)] * int(present.sum())]
+    start = np.append(1.0, np.zeros(int(present.sum())))
+    options = {"maxiter": 1000, "ftol": 1e-13, "gtol": 1e-9}
+    best = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    if not low * 1.001 < best[0] < high / 1.001:
+        return None
+    return CalibrationMap(float(1 / best[0]), tuple(spread_offsets(best[1:], present).tolist()))
+
+
+def spread_offsets(values: Floats, present: npt.NDArray[np.bool_]) -> Floats:
+    """The offsets [K] with sum zero from one value per class with images; 0 for the others."""
+    offsets = np.zeros(len(present))
+    offsets[present] = values - values.mean()
+    return offsets
+
+
+def offsets_loss(logits: Floats, labels: Labels) -> Callable[[Floats], tuple[float, Floats]]:
+    """What :func:`fit_offsets` minimises, with its gradient, as a function of 1/T and one value per class with images,
+    whose differences from their mean are the offsets."""
+    images, rows = len(logits), np.arange(len(logits))
+    present = np.bincount(labels, minlength=logits.shape[1]) > 0
+
+    def loss(point: Floats) -> tuple[float, Floats]:
+        offsets = spread_offsets(point[1:], present)
+        scaled = logits * point[0] + offsets
+        largest = scaled.max(axis=1, keepdims=True)
+        p = np.exp(scaled - largest)
+        total = p.sum(axis=1, keepdims=True)
+        value = (np.log(total) + largest)[:, 0] - scaled[rows, labels]
+        p /= total
+        p[rows, labels] -= 1  # the gradient of each image's loss by its logits
+        by_offset = (p.sum(axis=0) + offsets)[present] / images
+        gradient = np.append((p * logits).sum() / images, by_offset - by_offset.mean())
+        return float(value.mean() + (offsets**2).sum() / (2 * images)), gradient
+
+    return loss
+
+
+def gain_of_offsets(predictions: Predictions, units: Units, seed: int) -> tuple[float, float]:
+    """How much lower the cross-fitted log loss is with offsets than with the temperature alone, and the standard error
+    of that over units; NaN where one of them cannot be fitted.
+
+    The units are divided into FOLDS folds, or fewer if there are fewer units; each is scored by the maps that were
+    fitted on the others.
+    """
+    folds = min(FOLDS, units.count)
+    fold = (np.random.default_rng((seed, 3)).permutation(units.count) % max(folds, 1))[units.index]
+    gain = np.full(len(predictions), math.nan)
+    for own in (fold == k for k in range(folds if folds > 1 else 0)):
+        rest, new = predictions.select(~own), predictions.select(own)
+        plain, full = fit_map(rest, False), fit_map(rest, True)
+        if plain is None or full is None:
+            return math.nan, math.nan
+        gain[own] = losses(calibrated(new, plain))[0] - losses(calibrated(new, full))[0]
+    mean = float(gain.mean())
+    of_units = np.bincount(units.index, gain - mean, minlength=units.count)
+    return mean, math.sqrt((of_units**2).sum() * units.count / max(units.count - 1, 1)) / len(gain)
+
+
+def fit_map(predictions: Predictions, offsets: bool) -> CalibrationMap | None:
+    """The temperature with or without offsets; None where there is no best temperature."""
+    if offsets:
+        return fit_offsets(predictions)
+    value = fit_temperature(predictions)
+    return None if math.isnan(value) else CalibrationMap(value)
+
+
 def halves_of(units: Units, seed: int) -> npt.NDArray[np.bool_]:
     """Split images into two halves by unit: True for the second, [N]."""
     order = np.random.default_rng((seed, 2)).permutation(units.count)
@@ -210,34 +308,83 @@ def fitting_split(predictions: Predictions, reported: str) -> str | None:
 
 
 def calibrate(
-    reported: Predictions, split: str | None, fitting: Predictions, units: Units, seed: int
+    reported: Predictions, split: str | None, fitting: Predictions, units: Units, seed: int, kind: str = "auto"
 ) -> tuple[Temperature, Predictions | None]:
-    """The temperature, and the reported predictions after it (None where none could be fitted).
+    """What was fitted, and the reported predictions after it (None where no temperature could be fitted).
 
     It is fitted on the predictions ``fitting`` of ``split``. Where that is None, it is cross-fitted: each half of the
-    reported ``units`` is scaled by the temperature of the other half, and the geometric mean of the two is kept.
+    reported ``units`` is calibrated by what was fitted on the other half; the geometric mean of the two temperatures
+    and the mean of the two offsets are kept.
+
+    ``kind``: "temperature", "offsets" (a temperature and offsets), or "auto": offsets if :func:`gain_of_offsets` is
+    above one standard error, on all images that are fitted on; else exactly what "temperature" gives.
     """
+    if kind not in CALIBRATIONS:
+        raise unknown("calibration", kind, CALIBRATIONS)
+    if kind == "offsets" and reported.multilabel:
+        raise InputError("calibration 'offsets' is for one label per image; several labels have a temperature alone.")
+    halves, where = [fitting], f"the split '{split}' ({len(fitting):,} images)"
+    second = np.zeros(len(reported), bool)
+    if split is None:
+        second = halves_of(units, seed)
+        if not second.any() or second.all():
+            return _not_fitted(f"a single one of the {units.kind}, which has no two halves"), None
+        halves = [reported.select(half) for half in (~second, second)]
+        where = f"one half of the reported split ({len(reported):,} images in all)"
+    found, why = [fit_map(half, False) for half in halves], ""
+    if None in found:
+        return _not_fitted(where), None
+    if kind != "temperature" and not reported.multilabel:
+        gain, error = gain_of_offsets(fitting, units if split is None else units_of(fitting), seed)
+        larger = [fit_map(half, True) for half in halves] if kind == "offsets" or gain > error else []
+        if larger and None not in larger:
+            found, why = larger, _why_offsets(gain, error)
+    maps = [own for own in found if own is not None]
     if split is not None:
-        value = fit_temperature(fitting)
-        if math.isnan(value):
-            return _not_fitted(f"the split '{split}' ({len(fitting):,} images)"), None
-        words = f"One temperature, {value:.3g}, fitted on the {len(fitting):,} images of the split '{split}'."
-        return Temperature(value, split, len(fitting), None, words), with_temperature(reported, value)
-    second = halves_of(units, seed)
-    if not second.any() or second.all():
-        return _not_fitted(f"a single one of the {units.kind}, which has no two halves"), None
-    first_value, second_value = (fit_temperature(reported.select(half)) for half in (~second, second))
-    if math.isnan(first_value) or math.isnan(second_value):
-        return _not_fitted(f"one half of the reported split ({len(reported):,} images in all)"), None
-    value = math.sqrt(first_value * second_value)
+        return _of_split(maps[0], split, len(fitting), why), calibrated(reported, maps[0])
+    logits = logits_of(reported)
+    after = np.where(second[:, None], maps[0].apply(logits), maps[1].apply(logits))
+    return _of_halves(maps, reported, units, why), with_logits(reported, after)
+
+
+def _of_split(found: CalibrationMap, split: str, images: int, why: str) -> Temperature:
+    added = "" if found.offsets is None else " and an offset for each class,"
+    words = (
+        f"One temperature, {found.temperature:.3g},{added} fitted on the {images:,} images of the split '{split}'.{why}"
+    )
+    return Temperature(found.temperature, split, images, None, words, found.offsets)
+
+
+def _of_halves(maps: Sequence[CalibrationMap], reported: Predictions, units: Units, why: str) -> Temperature:
+    first, second = (own.temperature or math.nan for own in maps)
+    value = math.sqrt(first * second)
+    offsets = tuple(own.offsets for own in maps if own.offsets is not None)
+    added = " and offsets of the classes" if offsets else ""
     words = (
         f"No split was set aside for calibration: each half of the reported split (by {units.kind}) is scaled by the "
-        f"temperature fitted on the other, {first_value:.3g} and {second_value:.3g}; their mean, {value:.3g}, is kept."
+        f"temperature{added} fitted on the other, {first:.3g} and {second:.3g}; their mean, {value:.3g}, is kept.{why}"
     )
-    after = with_temperature(reported, np.where(second, first_value, second_value))
-    return Temperature(value, "cross-fitted halves", len(reported), (first_value, second_value), words), after
+    mean = tuple(np.mean(offsets, axis=0).tolist()) if offsets else None
+    return Temperature(value, CROSS_FITTED, len(reported), (first, second), words, mean, offsets or None)
+
+
+def _why_offsets(gain: float, error: float) -> str:
+    words = (
+        " The offsets correct classes that are predicted too often or too rarely, so they change decisions: decision "
+    )
+    words += "rules, abstention and prediction sets are scored with them, accuracy and the other metrics without."
+    if math.isnan(gain):
+        return words
+    change = "lower" if gain > 0 else "raise"
+    return words + f" In cross-fitting they {change} the log loss by {abs(gain):.3f} (standard error {error:.3f})."
 
 
 def _not_fitted(where: str) -> Temperature:
     words = f"No temperature could be fitted on {where}: there is no best one between {BOUNDS[0]:g} and {BOUNDS[1]:g}."
     return Temperature(None, None, 0, None, words)
+
+
+def kind_for(kind: str, settings: Mapping[str, Any]) -> str:
+    """The kind of calibration of a run that was trained with ``settings``: "auto" is "temperature" where the training
+    balanced the classes, since offsets would undo that."""
+    return "temperature" if kind == "auto" and not keeps_frequencies(settings) else kind

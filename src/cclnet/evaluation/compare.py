@@ -21,7 +21,7 @@ import numpy as np
 from cclnet.errors import InputError, unknown
 from cclnet.evaluation import statistics
 from cclnet.evaluation.bootstrap import Units, interval, intervals_summary, units_of
-from cclnet.evaluation.calibration import calibrate, fitting_split
+from cclnet.evaluation.calibration import calibrate, fitting_split, kind_for
 from cclnet.evaluation.classification import Bools, decisions
 from cclnet.evaluation.evaluate import PACKAGES, split_summary
 from cclnet.evaluation.metrics import (
@@ -51,7 +51,7 @@ ALPHA = 0.05  # p below it is evidence
 
 @dataclass(frozen=True)
 class ComparedMetric:
-    """A metric that runs are compared by. "_calibrated" ends the name of those after each run's own temperature."""
+    """A metric that runs are compared by. "_calibrated" ends the name of those after each run's own calibration."""
 
     name: str
     higher_is_better: bool
@@ -194,6 +194,7 @@ def compare(
     primary: str | None = None,
     draws: int = 1000,
     seed: int = 0,
+    calibration: str = "auto",
 ) -> Comparison:
     """Compare runs (folders, predictions.csv files, or the .json kept of a run). Nothing is written.
 
@@ -203,13 +204,14 @@ def compare(
         against: the method that every other one is compared with; by default every pair is compared.
         primary: the metric of the overall verdicts; by default accuracy, or mean average precision for several labels.
         draws, seed: number and seed of the bootstrap draws.
+        calibration: of each run, as for :func:`cclnet.evaluate`.
     """
     groups, warnings = open_groups(runs)
     opened = [run for group in groups for run in group.runs]
     aligned = align(opened)
     units, task = units_of(aligned[0]), task_of(aligned[0])
     indices = _pairs_of([group.name for group in groups], against)
-    sampled = _sample_runs(opened, aligned, units, draws, seed, warnings)
+    sampled = _sample_runs(opened, aligned, units, draws, seed, calibration, warnings)
     if primary is not None and primary not in sampled:
         raise unknown("score", primary, sampled)
     primary = primary or next(iter(sampled))
@@ -268,10 +270,11 @@ def _pairs_of(names: Sequence[str], against: str | None) -> list[tuple[int, int]
 
 
 def _sample_runs(
-    runs: Sequence[OpenedRun], aligned: Sequence[Predictions], units: Units, draws: int, seed: int, warnings: list[str]
-) -> dict[str, MethodSamples]:
-    """Every compared metric of every run with its draws, which are the same for all runs; those after temperature only
-    where one could be fitted for every run."""
+    runs: Sequence[OpenedRun], aligned: Sequence[Predictions], units: Units, draws: int, seed: int, calibration: str,
+    warnings: list[str],
+) -> dict[str, MethodSamples]:  # fmt: skip
+    """Every compared metric of every run with its draws, which are the same for all runs; those after calibration only
+    where a temperature could be fitted for every run."""
     task, found = task_of(aligned[0]), []
     classes = aligned[0].classes
     names = [
@@ -281,7 +284,8 @@ def _sample_runs(
     for run, reported in zip(runs, aligned, strict=True):
         split = fitting_split(run.predictions, run.split)
         fitting = run.predictions.of_split(split) if split else reported
-        scaled = calibrate(reported, split, fitting, units, seed)[1]
+        fitting = fitting if fitting.classes == classes else _in_order_of(classes, fitting)
+        scaled = calibrate(reported, split, fitting, units, seed, kind_for(calibration, run.settings_table))[1]
         stages = [(reported, [metric for metric in compared_metrics(task) if not metric.name.endswith(AFTER)])]
         if scaled is not None:
             stages.append((scaled, [metric for metric in calibration_metrics(task) if metric.compared_after]))
@@ -290,7 +294,7 @@ def _sample_runs(
         found.append({name: own for sample in samples.items() for name, own in _values_and_draws(*sample, reported)})
     names = [name for name in names if not find(name).ordered or all(name in own for own in found)]
     if missing := [run.name for run, own in zip(runs, found, strict=True) if any(name not in own for name in after)]:
-        warnings.append(f"No temperature could be fitted for {', '.join(missing)}: no scores after temperature.")
+        warnings.append(f"No temperature could be fitted for {', '.join(missing)}: no scores after calibration.")
         names = [name for name in names if name not in after]
     return {m: (np.array([own[m][0] for own in found]), np.stack([own[m][1] for own in found])) for m in names}
 
@@ -613,10 +617,7 @@ def align(runs: Sequence[OpenedRun]) -> list[Predictions]:
         for i, own in enumerate(reported):
             rows = np.empty(len(own), np.intp)
             rows[order] = np.argsort(own.images)
-            own, classes = own.select(rows), np.array([own.classes.index(name) for name in first.classes])
-            labels = own.labels[:, classes] if own.multilabel else np.argsort(classes)[own.labels]
-            p = own.probabilities[:, classes]
-            reported[i] = replace(own, labels=labels, probabilities=p, classes=first.classes)
+            reported[i] = own = _in_order_of(first.classes, own.select(rows))
             if wrong := int((reported[i].labels != first.labels).reshape(len(own), -1).any(axis=1).sum()):
                 problems.append(f"{runs[i].name}: other labels than {name} for {wrong:,} images.")
             if (theirs := reported[i].groups) is not None:
@@ -631,6 +632,13 @@ def align(runs: Sequence[OpenedRun]) -> list[Predictions]:
             "Train them on one split (use the split.csv of one run for all)."
         )
     return [replace(own, groups=groups) for own in reported]
+
+
+def _in_order_of(classes: tuple[str, ...], own: Predictions) -> Predictions:
+    """The predictions with their classes in another order."""
+    order = np.array([own.classes.index(name) for name in classes])
+    labels = own.labels[:, order] if own.multilabel else np.argsort(order)[own.labels]
+    return replace(own, labels=labels, probabilities=own.probabilities[:, order], classes=classes)
 
 
 def _differences(first: Predictions, own: Predictions, name: str) -> list[str]:

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cclnet.errors import InputError, unknown
+from cclnet.runs.calibration_map import CalibrationMap
 from cclnet.runs.model import ConformalThresholds
 from cclnet.runs.predictions import Floats, Predictions
 from cclnet.runs.scores import PredictionSets, SetScores, Temperature
@@ -95,26 +96,26 @@ def fit_thresholds(calibrated: Predictions, split: str) -> ConformalThresholds:
 def score_sets(
     reported: Predictions, fitting: Predictions | None, temperature: Temperature, units: Units, draws: int, seed: int
 ) -> tuple[ConformalThresholds, PredictionSets | None]:
-    """The thresholds to use, and coverage and size of the sets of ``reported`` predictions (before temperature).
+    """The thresholds to use, and coverage and size of the sets of ``reported`` predictions (before calibration).
 
     Thresholds are fitted on ``fitting``. Where that is None, those of all reported images are used, and the scores are
-    cross-fitted like the temperature: the sets of each half of the groups get the temperature and the thresholds of the
+    cross-fitted like the temperature: the sets of each half of the groups get the calibration and the thresholds of the
     other half; there are no scores where there are no two halves.
     """
-    from cclnet.evaluation.calibration import halves_of
+    from cclnet.evaluation.calibration import CROSS_FITTED, calibrated, halves_of
 
-    split = "cross-fitted halves" if fitting is None else (temperature.fitted_on or "calibration")
-    used = fit_thresholds(_scaled(reported if fitting is None else fitting, temperature.value), split)
+    split = CROSS_FITTED if fitting is None else (temperature.fitted_on or "calibration")
+    used = fit_thresholds(calibrated(reported if fitting is None else fitting, temperature.map), split)
     second = halves_of(units, seed)
     if fitting is None and (not second.any() or second.all()):
         return used, None
-    wholes: list[tuple[Bools, Predictions, float | None]]
+    wholes: list[tuple[Bools, Predictions, CalibrationMap]]
     if fitting is not None:
-        wholes = [(np.full(len(reported), True), fitting, temperature.value)]
+        wholes = [(np.full(len(reported), True), fitting, temperature.map)]
     else:
-        values = temperature.halves or (None, None)
-        wholes = [(second, reported.select(~second), values[0]), (~second, reported.select(second), values[1])]
-    pairs = [(new, _scaled(reported.select(new), value), _scaled(own, value)) for new, own, value in wholes]
+        maps = temperature.maps_of_halves or (CalibrationMap(), CalibrationMap())
+        wholes = [(second, reported.select(~second), maps[0]), (~second, reported.select(second), maps[1])]
+    pairs = [(new, calibrated(reported.select(new), own), calibrated(half, own)) for new, half, own in wholes]
     found, flags = [(kind, level) for kind in KINDS for level in REPORTED], []
     for kind, level in found:
         inside = np.zeros((len(reported), reported.num_classes), np.bool_)
@@ -123,12 +124,6 @@ def score_sets(
         flags.append(inside)
     rows = [_set_scores(reported, *own, inside, units, draws, seed) for own, inside in zip(found, flags, strict=True)]
     return used, PredictionSets(used.kind, split, tuple(rows))
-
-
-def _scaled(predictions: Predictions, temperature: float | None) -> Predictions:
-    from cclnet.evaluation.calibration import with_temperature
-
-    return predictions if temperature is None else with_temperature(predictions, temperature)
 
 
 def _set_scores(

@@ -8,8 +8,9 @@ of all (coverage) and the share of them that is wrong (risk). The confidence is 
   ``min_k max(p_k, 1 - p_k)``, and one wrong label makes the image wrong.
 - logit_norm: the centred logit of the chosen class divided by the norm of the centred logits, ``z_k / ‖z‖`` with
   ``z = log p - mean(log p)``. Log-probabilities are logits up to a constant, which centring removes, so probabilities
-  suffice; a temperature cancels. Training with soft labels bounds the logits by an amount that differs between images,
-  which disturbs the order of the probabilities; the norm removes it. With two classes it is constant and not used.
+  suffice; a temperature cancels, offsets do not. Training with soft labels bounds the logits by an amount that differs
+  between images, which disturbs the order of the probabilities; the norm removes it. With two classes it is constant
+  and not used.
 
 A run uses the one with the smaller area under the risk-coverage curve (AURC) on held-out images.
 
@@ -27,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cclnet.errors import InputError
+from cclnet.runs.calibration_map import CalibrationMap
 from cclnet.runs.decision_rule import RULES, DecisionRule, Floats, Indices, balancing_weights, decide, make_rule
 from cclnet.runs.folder import RunFolder, open_run
 from cclnet.runs.model import CONFIDENCES, AbstentionCurve
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 IN_WORDS = {
     "accuracy": "The model chooses the most probable class, which is right most often.",
-    "balanced": "The model chooses the class whose probability divided by its frequency in the training is largest, "
+    "balanced": "The model chooses the class whose probability divided by the frequency of the class is largest, "
     "which is right most often when every class counts equally.",
     "costs": "The model chooses the class with the smallest expected cost.",
 }
@@ -49,14 +51,15 @@ TOLERANCE = 1e-6  # confidences that differ by less count as equal: engines diff
 
 def rule_of_run(
     folder: RunFolder, classes: Sequence[str], multilabel: bool, class_counts: Sequence[int] | None,
-    decision: str | None = None, cost: str | None = None,
+    decision: str | None = None, cost: str | None = None, weights: tuple[float, ...] | None = None,
 ) -> DecisionRule:  # fmt: skip
-    """The rule of a run folder or an export: as asked, else as chosen before, else as its settings say."""
-    settings = folder.read_settings_table()
-    known = folder.read_calibration().decision
+    """The rule of a run folder or an export: as asked, else as chosen before, else as its settings say. ``weights``
+    replace those of the balanced rule."""
+    settings, known = folder.read_settings_table(), folder.read_calibration().decision
     if known is None:
         known = DecisionRule(weights=balancing_weights(class_counts, settings))
         decision, cost = decision or settings.get("decision"), cost or settings.get("cost")
+    known = known if weights is None else replace(known, weights=weights)
     return make_rule(classes, multilabel, known, decision, cost)
 
 
@@ -187,20 +190,18 @@ def measure_curve(
     return AbstentionCurve(split, len(order), between[shown], kept / len(order), risk, independent, kind)
 
 
-def curve_of_run(
-    folder: Path, temperature: float | None, rule: DecisionRule, kind: str = "probability"
-) -> AbstentionCurve:
-    """The curve of a run folder by a rule and a kind of confidence, from its predictions of the reported split."""
+def curve_of_run(folder: Path, used: CalibrationMap, rule: DecisionRule, kind: str = "probability") -> AbstentionCurve:
+    """The curve of a run folder by a rule and a kind of confidence, from its predictions of the reported split after
+    calibration."""
     from cclnet.evaluation.bootstrap import units_of
-    from cclnet.evaluation.calibration import with_temperature
+    from cclnet.evaluation.calibration import calibrated
     from cclnet.evaluation.classification import decisions
 
     run = open_run(folder)
     held_out = run.predictions.of_split(run.split)
     if run.split == "all":
         raise InputError(f"{folder}: predictions.csv names no held-out split (val, test) to choose a threshold on.")
-    if temperature is not None:
-        held_out = with_temperature(held_out, temperature)
+    held_out = calibrated(held_out, used)
     units = units_of(held_out)
     groups = units.index if units.kind == "groups" else None
     if held_out.multilabel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,17 @@ import numpy as np
 import pandas as pd
 
 from cclnet.errors import InputError
-from cclnet.evaluation import calibration
 from cclnet.evaluation.bootstrap import Units, intervals_summary, units_of, units_with
-from cclnet.evaluation.calibration import SMALLEST, calibrate, fitting_split, with_temperature
+from cclnet.evaluation.calibration import (
+    SMALLEST,
+    calibrate,
+    calibrated,
+    confidences,
+    fitting_split,
+    kind_for,
+    reliability,
+    risk_coverage,
+)
 from cclnet.evaluation.classification import SPECIFICITIES, confusion, decisions, predicted_classes, sensitivity_at
 from cclnet.evaluation.conformal import score_sets
 from cclnet.evaluation.decision import rule_of_run, score_abstention, score_rules
@@ -33,6 +42,7 @@ from cclnet.runs.scores import (
     Scores,
     SoftLabelSummary,
     SplitSummary,
+    Temperature,
     finite,
 )
 
@@ -44,7 +54,7 @@ FREQUENCY_AGREEMENT = 0.7  # from here on, soft labels mostly reflect class freq
 
 def evaluate(
     run: str | Path, out: str | Path | None = None, draws: int = 1000, seed: int = 0, decision: str | None = None,
-    cost: str | None = None, by: str | None = None, ordered: bool | None = None,
+    cost: str | None = None, by: str | None = None, ordered: bool | None = None, calibration: str = "auto",
 ) -> Scores:  # fmt: skip
     """Evaluate a run; the arguments are those of :func:`cclnet.evaluate`, and ``seed`` that of the bootstrap draws.
 
@@ -54,7 +64,7 @@ def evaluate(
     opened = open_run(run)
     if ordered is not None:
         opened = replace(opened, predictions=replace(opened.predictions, ordered=ordered))
-    scores, found = evaluate_opened(opened, draws, seed, decision, cost, by)
+    scores, found = evaluate_opened(opened, draws, seed, decision, cost, by, calibration)
     folder = opened.folder if out is None else RunFolder(out)
     if folder is not None:
         _write(folder, opened, scores, found)
@@ -63,18 +73,19 @@ def evaluate(
 
 def evaluate_opened(
     opened: OpenedRun, draws: int = 1000, seed: int = 0, decision: str | None = None, cost: str | None = None,
-    by: str | None = None,
+    by: str | None = None, calibration: str = "auto",
 ) -> tuple[Scores, Calibration]:  # fmt: skip
     """The scores of a run and what was fitted to compute them; nothing is written."""
     reported = opened.predictions.of_split(opened.split)
     units, task = units_of(reported), task_of(reported)
     fit_on = fitting_split(opened.predictions, opened.split)
     fitting = opened.predictions.of_split(fit_on) if fit_on else reported
-    rule = _rule(opened, reported, fitting if fit_on else None, decision, cost)
-    temperature, after = calibrate(reported, fit_on, fitting, units, seed)
+    kind = kind_for(calibration, opened.settings_table)
+    temperature, after = calibrate(reported, fit_on, fitting, units, seed, kind)
+    rule = _rule(opened, reported, fitting, fit_on, temperature, decision, cost)
     stages = [(reported, metrics_for(task))]
     stages += [] if after is None else [(after, calibration_metrics(task))]
-    samples, *calibrated = compute(stages, units, draws, seed)
+    samples, *later = compute(stages, units, draws, seed)
     counts = None if reported.multilabel else confusion(reported)
     scores = Scores(
         name=opened.name,
@@ -93,7 +104,7 @@ def evaluate_opened(
         calibration=CalibrationScores(
             temperature=temperature,
             before=_stage(reported, samples, units),
-            after=None if after is None else _stage(after, calibrated[0], units),
+            after=None if after is None else _stage(after, later[0], units),
         ),
         leak=opened.leak(),
         soft_labels=_soft_labels(opened, reported, counts),
@@ -104,7 +115,9 @@ def evaluate_opened(
         copies=_copies(opened, len(reported)),
     )
     found = Calibration(
-        FittedTemperature(temperature.value, temperature.fitted_on, temperature.images, temperature.halves)
+        FittedTemperature(
+            temperature.value, temperature.fitted_on, temperature.images, temperature.halves, temperature.offsets
+        )
     )
     if not reported.multilabel:
         held_out = opened.predictions.of_split(fit_on) if fit_on else None
@@ -126,16 +139,14 @@ def _with_decisions(
 ) -> tuple[Scores, Calibration]:  # fmt: skip
     """Scores and calibration with decision rules, abstention and prediction sets.
 
-    ``after``: the reported predictions at their temperature; ``held_out``: the predictions that it was fitted on, None
-    if it was cross-fitted.
+    ``after``: the reported predictions, calibrated; ``held_out``: the predictions that the calibration was fitted on,
+    None if it was cross-fitted.
     """
-    calibrated, temperature = after or reported, scores.calibration.temperature
-    fitting = held_out
-    if held_out is not None and temperature.value is not None:
-        fitting = with_temperature(held_out, temperature.value)
-    abstention = score_abstention(calibrated, fitting, rule, units, draws, seed)
+    new, temperature = after or reported, scores.calibration.temperature
+    fitting = None if held_out is None else calibrated(held_out, temperature.map)
+    abstention = score_abstention(new, fitting, rule, units, draws, seed)
     thresholds, sets = score_sets(reported, held_out, temperature, units, draws, seed)
-    decided = score_rules(calibrated, rule, units, draws, seed)
+    decided = score_rules(new, rule, units, draws, seed)
     scores = replace(scores, decisions=decided, abstention=abstention, sets=sets)
     return scores, replace(found, decision=rule, confidence=abstention.chosen, sets=thresholds)
 
@@ -163,16 +174,35 @@ def _copies(opened: OpenedRun, images: int) -> Copies | None:
 
 
 def _rule(
-    opened: OpenedRun, reported: Predictions, fitting: Predictions | None, decision: str | None, cost: str | None
-) -> DecisionRule:
-    """The decision rule. Class frequencies are those of the training, else of the split that the temperature is of."""
-    classes, counts = reported.classes, _trained_counts(opened, reported)
-    if counts is None and fitting is not None:
+    opened: OpenedRun, reported: Predictions, fitting: Predictions, fit_on: str | None, temperature: Temperature,
+    decision: str | None, cost: str | None,
+) -> DecisionRule:  # fmt: skip
+    """The decision rule. Class frequencies are those of the images that offsets (of the model, or of the members of
+    an ensemble) were fitted on; without offsets those of the training, else of the split that the temperature is of."""
+    classes, counts, settings = reported.classes, _trained_counts(opened, reported), opened.settings_table
+    members = () if opened.model is None else opened.model.members
+    has_offsets = temperature.offsets is not None or any(own.offsets is not None for own in members)
+    if has_offsets:
+        counts, settings = _calibrated_counts(fitting, counts), {}
+    elif counts is None and fit_on is not None:
         counts = tuple(fitting.class_counts.tolist())
-    if opened.folder is not None:
-        return rule_of_run(opened.folder, classes, reported.multilabel, counts, decision, cost)
-    weights = balancing_weights(counts, opened.settings_table)
-    return make_rule(classes, reported.multilabel, DecisionRule(weights=weights), decision, cost)
+    weights = balancing_weights(counts, settings)
+    if opened.folder is None:
+        return make_rule(classes, reported.multilabel, DecisionRule(weights=weights), decision, cost)
+    # The weights in calibration.json hold until offsets come or go.
+    changed = has_offsets or opened.folder.read_calibration().map.offsets is not None
+    new = weights if changed else None
+    return rule_of_run(opened.folder, classes, reported.multilabel, counts, decision, cost, new)
+
+
+def _calibrated_counts(fitting: Predictions, trained: Sequence[int] | None) -> tuple[int, ...]:
+    """The images of each class that offsets were fitted on. A class without any keeps its share of the training, as it
+    keeps its probability."""
+    counts = fitting.class_counts
+    if trained is not None:
+        expected = np.rint(np.asarray(trained) * len(fitting) / max(sum(trained), 1)).astype(np.int64)
+        counts = np.where(counts > 0, counts, expected)
+    return tuple(counts.tolist())
 
 
 def _columns(opened: OpenedRun, by: str | None) -> tuple[pd.DataFrame, list[str]]:
@@ -229,13 +259,13 @@ def _per_class(reported: Predictions, samples: dict[str, Sample], units: Units) 
 
 
 def _stage(predictions: Predictions, samples: dict[str, Sample], units: Units) -> CalibrationStage:
-    """Calibration of the probabilities before or after the temperature."""
+    """Calibration of the probabilities as trained, or calibrated."""
     metrics = calibration_metrics(task_of(predictions))
     return CalibrationStage(
         scores={metric.name: samples[metric.name].estimates(predictions, units)[0] for metric in metrics},
-        mean_confidence=float(calibration.confidences(predictions)[0].mean()),
-        reliability=calibration.reliability(predictions),
-        risk_coverage=calibration.risk_coverage(predictions),
+        mean_confidence=float(confidences(predictions)[0].mean()),
+        reliability=reliability(predictions),
+        risk_coverage=risk_coverage(predictions),
     )
 
 
@@ -259,7 +289,7 @@ def _mistakes(reported: Predictions) -> tuple[Mistake, ...]:
 
 
 def _warnings(scores: Scores, reported: Predictions, units: Units, fitting: Predictions | None) -> tuple[str, ...]:
-    """What changes the meaning of the scores; ``fitting``: what the temperature was fitted on, None if cross-fitted."""
+    """What changes the meaning of the scores; ``fitting``: what the calibration was fitted on, None if cross-fitted."""
     split, found = scores.split, []
     trained = (scores.model or {}).get("trained") or {}
     if trained.get("cut"):

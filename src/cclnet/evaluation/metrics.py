@@ -36,7 +36,7 @@ from cclnet.settings import read_settings
 
 Task = str  # "single-label" or "multi-label"
 BOTH: tuple[Task, ...] = ("single-label", "multi-label")
-AFTER = "_calibrated"  # ends the name of a metric after temperature scaling
+AFTER = "_calibrated"  # ends the name of a metric of calibrated probabilities
 OF_CLASS = ":"  # between the name of a metric and the class that it is about, in comparisons
 MAX_COMPARED_CLASSES = 12
 
@@ -67,14 +67,14 @@ class Metric:
     unit: Literal["percent", "fraction", "own"] = "fraction"
     tasks: tuple[Task, ...] = BOTH  # where it is defined
     per_class: bool = False  # one value per class instead of one overall
-    calibration: bool = False  # depends on the confidence: computed before and after temperature scaling
+    calibration: bool = False  # depends on the confidence: computed as trained and calibrated
     biased: bool = False  # a calibration error, whose estimate is biased upwards
     # Of a proportion, the number of units (per_class: [K]) that it is computed from. At 0 or 1 it then has the exact
     # binomial interval.
     trials: Callable[[Predictions, Units], int | Integers] | None = None
     compared: bool = True  # whether runs are compared by it; of metrics per class only those with compared_per_class
     compared_per_class: bool = False  # whether runs are compared by it class by class
-    compared_after: bool = False  # whether they are also compared by it after temperature scaling
+    compared_after: bool = False  # whether they are also compared by it after calibration
     ordered: bool = False  # defined only where the classes have an order
     subgroups: tuple[Task, ...] = ()  # tasks in which it is computed for subgroups (sex, site, …)
     headline: tuple[Task, ...] = BOTH  # tasks in which it is shown where space is short (tiles, terminal, sweeps)
@@ -87,9 +87,9 @@ class Metric:
     def bounds_for(self, task: Task) -> Bounds:
         return self.bounds[task] if isinstance(self.bounds, Mapping) else self.bounds
 
-    def after_temperature(self) -> Metric:
-        """The same metric after temperature scaling, as comparisons name it."""
-        title, short = f"{self.title} after temperature", f"{self.short} after temperature"
+    def after_calibration(self) -> Metric:
+        """The same metric of calibrated probabilities, as comparisons name it."""
+        title, short = f"{self.title} after calibration", f"{self.short} after calibration"
         return replace(self, name=self.name + AFTER, title=title, short=short, compared=self.compared_after)
 
 
@@ -118,7 +118,7 @@ def find(name: str) -> Metric:
     elsewhere) is described by its name alone.
 
     >>> find("ece_calibrated").title, find("top_3_accuracy").title, find("new_score").title
-    ('Calibration error after temperature', 'Top-3 accuracy', 'New score')
+    ('Calibration error after calibration', 'Top-3 accuracy', 'New score')
     """
     if name in _registry:
         return _registry[name]
@@ -128,7 +128,7 @@ def find(name: str) -> Metric:
         return replace(own, name=name, title=f"{own.title} of {of_class}", short=f"{own.short} of {of_class}")
     plain = name.removesuffix(AFTER)
     if plain in _registry and _registry[plain].calibration:
-        return _registry[plain].after_temperature()
+        return _registry[plain].after_calibration()
     return Metric(name, name.replace("_", " ").capitalize(), "", lambda predictions: math.nan)
 
 
@@ -151,9 +151,9 @@ def calibration_metrics(task: Task) -> list[Metric]:
 
 
 def compared_metrics(task: Task) -> list[Metric]:
-    """What runs are compared by: overall, then calibration, then after temperature scaling, then class by class."""
+    """What runs are compared by: overall, then calibration, then after calibration, then class by class."""
     before = calibration_metrics(task)
-    after = [metric.after_temperature() for metric in before]
+    after = [metric.after_calibration() for metric in before]
     per_class = [metric for metric in metrics_for(task) if metric.compared_per_class]
     return [metric for metric in (*overall_metrics(task), *before, *after) if metric.compared] + per_class
 

@@ -194,7 +194,7 @@ def reliability(stage: CalibrationStage, title: str, unit: str = "images") -> Fi
 
 def risk_coverage(before: CalibrationStage, after: CalibrationStage | None, unit: str = "images") -> Figure:
     """Error rate among the most confident images (or other units) against the share that is kept."""
-    curves = [("as trained", before)] + ([("after temperature", after)] if after else [])
+    curves = [("as trained", before)] + ([("calibrated", after)] if after else [])
     lines = [[(p.coverage, p.risk) for p in stage.risk_coverage] for _, stage in curves]
     highest = max((risk for line in lines for _, risk in line), default=0.0)
     at = "; ".join(f"keeping {c:.0%}: {r:.1%} wrong" for c, r in (kept_at(before, share) for share in (0.5, 0.8, 1.0)))

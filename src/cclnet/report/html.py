@@ -39,6 +39,7 @@ from cclnet.settings import data_options
 
 THUMBNAIL = 160  # pixels of the longer side
 LABEL_MODEL_METHOD, ORDERED_METHOD, BASELINE = "ccl-forward", "ordinal", "hard"
+OFFSETS_SHOWN = 20  # classes
 FEW_IMAGES = 20  # of a class, as in the experiments with few images
 # Mean doubt of labels: 0.14 and 0.15 on the labels of ISIC 2018 and APTOS 2019, 0.23 and 0.24 with 20% of them wrong.
 MANY_DOUBTS = 0.2
@@ -70,7 +71,7 @@ def report_content(run: Path, scores: Scores, data: str | None = None) -> dict[s
     statistics = files.read_feature_statistics() if files else None
     classes, soft_labels, calibration = scores.classes, scores.soft_labels, scores.calibration
     pictures, pictures_note = thumbnails([mistake.image for mistake in scores.mistakes], settings, data)
-    stages = list(zip(("as trained", "after temperature"), calibration.stages(), strict=False))
+    stages = list(zip(("as trained", "calibrated"), calibration.stages(), strict=False))
     unit = "decisions" if scores.multilabel else "images"  # with several labels, every class is a decision
     matrix, collapse = (soft_labels.matrix, soft_labels.collapse_softness) if soft_labels else (None, None)
     trained = ((scores.model or {}).get("trained") or {}).get("versions") or {}
@@ -171,9 +172,20 @@ def _made(scores: Scores) -> list[tuple[str, str]]:
         ("Training time", duration_text(trained["seconds"]) if trained.get("seconds") is not None else None),
         ("Soft labels", "removed from the probabilities" if model.get("target") else None),
         ("Temperature", scores.calibration.temperature.value),
+        ("Offsets", _offsets_text(scores)),
     ]
     known = [(name, value) for name, value in lines if value is not None]
     return [(name, f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in known]
+
+
+def _offsets_text(scores: Scores) -> str | None:
+    """The offsets of the classes, largest first; None where the temperature is alone."""
+    offsets = scores.calibration.temperature.offsets
+    if offsets is None:
+        return None
+    ranked = sorted(zip(offsets, scores.classes, strict=True), reverse=True)
+    shown = ", ".join(f"{name} {value:+.2f}" for value, name in ranked[:OFFSETS_SHOWN])
+    return shown + (", …" if len(ranked) > OFFSETS_SHOWN else "")
 
 
 def method_hints(run: Path, scores: Scores) -> list[str]:

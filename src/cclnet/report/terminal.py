@@ -57,11 +57,13 @@ def _scores_table(scores: Scores) -> Table:
     title = f"{split.images:,} images of the split '{split.name}', 95% intervals"
     numbers = [Column(name, justify="right") for name in ("value", "interval")]
     table = Table("score", *numbers, title=title, title_justify="left")
+    after = "" if calibration.after is None else f"… at temperature {calibration.temperature.value:.2f}"
+    after += "" if calibration.temperature.offsets is None else " and offsets"
     rows = []
     for name, number in headline(scores):
         rows.append((find(name).short, number))
         if calibration.after and name in calibration.after.scores:
-            rows.append((f"… at temperature {calibration.temperature.value:.2f}", calibration.after.scores[name]))
+            rows.append((after, calibration.after.scores[name]))
     for name, number in rows:
         interval = "" if number.low is None or number.high is None else f"{number.low:.4f} – {number.high:.4f}"
         table.add_row(escape(name), "–" if number.value is None else f"{number.value:.4f}", interval)

@@ -177,7 +177,8 @@ class SeedStatistics:
 
 
 def _compare(groups: Mapping[str, Sequence[PaperResult]], reference: str | None = None) -> Comparison:
-    return compare({name: [result.path for result in results] for name, results in groups.items()}, reference)
+    paths = {name: [result.path for result in results] for name, results in groups.items()}
+    return compare(paths, reference, calibration="temperature")
 
 
 def _compare_pooled(groups: Mapping[str, Sequence[Sequence[PaperResult]]]) -> Comparison:
@@ -189,7 +190,7 @@ def _compare_pooled(groups: Mapping[str, Sequence[Sequence[PaperResult]]]) -> Co
                 path = Path(scratch) / f"method{number}-seed{seed}.csv"
                 write_predictions(path, pooled([run.read_predictions() for run in runs]))
                 paths.setdefault(name, []).append(path)
-        return compare(paths)
+        return compare(paths, calibration="temperature")
 
 
 def pooled(parts: Sequence[Predictions]) -> Predictions:

@@ -88,7 +88,7 @@ def verify(results: Path, documents: Path | None = None) -> Verification:
 
 def _scores_again(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The kept scores of a run, and the same computed from its kept predictions."""
-    kept, scores = read_kept_result(path), evaluate(path)
+    kept, scores = read_kept_result(path), evaluate(path, calibration="temperature")
     again = to_plain(headline_scores(scores))
     return (
         {"scores": dict(kept.scores), "temperature": kept.temperature},

@@ -2,7 +2,8 @@
 
 The balanced rule divides by the class frequencies π that the probabilities of the model contain. Where the training
 weighted or drew the classes equally there are none left, and it is the rule for accuracy; where it adjusted the logits
-by τ log π, it divides by π^(1 − τ).
+by τ log π, it divides by π^(1 − τ). Calibration with class offsets puts the class frequencies of the images that it was
+fitted on into the probabilities, whatever the training: the rule then divides by these.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class DecisionRule:
     """How a class is chosen from calibrated probabilities p.
 
     - accuracy: the largest ``p_k``.
-    - balanced: the largest ``p_k w_k``, the weights w being inverse to the class frequencies of the training.
+    - balanced: the largest ``p_k w_k``, the weights w being inverse to the class frequencies in p.
     - costs: the smallest expected cost ``Σ_k p_k c_kj`` over j.
 
     Weights and costs are kept also where another rule is chosen.
@@ -62,6 +63,15 @@ def decide(probabilities: Floats, chosen: DecisionRule) -> Indices:
     if chosen.name == "costs":
         return (probabilities @ np.asarray(chosen.costs)).argmin(axis=1)
     return (probabilities * np.asarray(chosen.weights) if chosen.name == "balanced" else probabilities).argmax(axis=1)
+
+
+def keeps_frequencies(settings: Mapping[str, Any]) -> bool:
+    """Whether the probabilities of a model contain the class frequencies of its training, as ``settings`` say.
+
+    >>> keeps_frequencies({}), keeps_frequencies({"class_weights": True}), keeps_frequencies({"logit_adjustment": 1.0})
+    (True, False, False)
+    """
+    return not any(settings.get(name) for name in (*BALANCING, "logit_adjustment"))
 
 
 def balancing_weights(class_counts: Sequence[int] | None, settings: Mapping[str, Any]) -> tuple[float, ...] | None:

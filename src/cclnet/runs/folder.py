@@ -235,8 +235,17 @@ class RunFolder:
         model_files.write_model_file(self.model, description, checksums.write_covered)
 
     def read_calibration(self) -> Calibration:
-        """What was fitted after training; empty where nothing was."""
-        return model_files.read_calibration_file(self.calibration)
+        """What was fitted after training; empty where nothing was. Offsets of other classes than those of model.json
+        are refused."""
+        found = model_files.read_calibration_file(self.calibration)
+        if found.map.offsets is not None and self.model.is_file():
+            model = self.read_model()
+            try:
+                found.map.check(len(model.classes), model.multilabel)
+            except InputError as error:
+                again = "Remove it and run cclnet evaluate, or export again"
+                raise InputError(f"{self.calibration} is refused: {error}. {again}.") from error
+        return found
 
     def write_calibration(self, calibration: Calibration) -> None:
         write_json(self.calibration, calibration.to_json(), checksums.write_covered)

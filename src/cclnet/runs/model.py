@@ -22,6 +22,7 @@ import pandas as pd
 
 from cclnet.errors import InputError, unknown
 from cclnet.files import MAX_LINES, Writer, check_regular, read_json, write_json, write_whole
+from cclnet.runs.calibration_map import OFFSETS, TEMPERATURE, CalibrationMap
 from cclnet.runs.checksums import check_file
 from cclnet.runs.decision_rule import DecisionRule
 from cclnet.runs.provenance import Commit
@@ -37,7 +38,6 @@ MAX_CROP = 2048  # pixels per side: the activations of one image take about a gi
 MAX_TEXT = 1000  # characters
 MAX_MEMBERS = 100  # of an ensemble
 COUNT, TEXT, SHARE = rule(low=0), rule(max_text=MAX_TEXT), rule(low=0, high=1)
-TEMPERATURE = rule(low=1e-3, high=1e3)
 NAMES = {"probability": "confidence", "logit_norm": "logit divided by the norm of the logits"}  # to abstain by
 CONFIDENCES = tuple(NAMES)
 
@@ -95,13 +95,25 @@ class Member:
     tta: str = field(default="none", metadata=rule(choices=tuple(TTA)))
     pooling: str = field(default="last", metadata=rule(choices=POOLINGS))
     temperature: float | None = field(default=None, metadata=TEMPERATURE)  # None: not calibrated
+    offsets: tuple[float, ...] | None = field(default=None, metadata=OFFSETS)  # [K]; None: temperature alone
 
     @classmethod
-    def of(cls, model: ModelDescription, temperature: float | None) -> Member:
-        return cls(**{name: getattr(model, name) for name in MEMBER_FIELDS}, temperature=temperature)
+    def of(cls, model: ModelDescription, calibration: CalibrationMap) -> Member:
+        calibration.check(len(model.classes), model.multilabel)
+        own = {name: getattr(model, name) for name in MEMBER_FIELDS}
+        return cls(**own, temperature=calibration.temperature, offsets=calibration.offsets)
+
+    @property
+    def map(self) -> CalibrationMap:
+        return CalibrationMap(self.temperature, self.offsets)
+
+    def to_json(self) -> dict[str, Any]:
+        """As in model.json and in exported programs; without offsets as in older versions."""
+        return {name: value for name, value in to_plain(self).items() if name != "offsets" or value is not None}
 
 
-MEMBER_FIELDS = tuple(own.name for own in fields(Member) if own.name != "temperature")
+_OF_MAP = ("temperature", "offsets")
+MEMBER_FIELDS = tuple(own.name for own in fields(Member) if own.name not in _OF_MAP)
 
 
 @dataclass(frozen=True)
@@ -138,18 +150,20 @@ class ModelDescription:
         plain = {"tta": self.tta == "none", "pooling": self.pooling == "last", "members": not self.members}
         for name in (*self.extra, *(name for name, default in plain.items() if default)):
             del content[name]
+        if self.members:
+            content["members"] = [own.to_json() for own in self.members]
         content["trained"] = {name: value for name, value in content["trained"].items() if value is not None}
         if exported := content.pop("exported"):
             content |= {name: exported.pop(name) for name in _BESIDE_EXPORTED}
             content["exported"] = exported
         return content | dict(self.extra)
 
-    def baked_in(self, temperature: float | None) -> dict[str, Any]:
+    def baked_in(self, calibration: CalibrationMap) -> dict[str, Any]:
         """What is part of an exported program, so that it must not be changed in the files beside it alone."""
         names = ("classes", "multilabel", "crop", "mean", "std", "target")
-        baked_in = {name: to_plain(getattr(self, name)) for name in names} | {"temperature": temperature}
+        baked_in = {name: to_plain(getattr(self, name)) for name in names} | calibration.to_plain()
         baked_in |= {} if self.tta == "none" else {"tta": self.tta}  # older programs do not say it
-        return baked_in | ({"members": to_plain(self.members)} if self.members else {})
+        return baked_in | ({"members": [own.to_json() for own in self.members]} if self.members else {})
 
     def member(self, index: int) -> ModelDescription:
         """The description of a member of an ensemble, as of a model of its own."""
@@ -215,6 +229,7 @@ def _check_consistency(model: ModelDescription) -> None:
     for index in range(min(len(model.members), MAX_MEMBERS)):
         try:
             _check_consistency(model.member(index))
+            model.members[index].map.check(size, model.multilabel)
         except InputError as error:
             wrong.append(f"members[{index}]: {error}")
     if model.tta == "turns" and model.crop[0] != model.crop[1]:
@@ -325,12 +340,21 @@ def curve_from_json(content: Any, path: str | Path) -> AbstentionCurve:
 
 @dataclass(frozen=True)
 class FittedTemperature:
-    """The temperature by which logits are divided."""
+    """The temperature by which logits are divided, and the offsets that are added to them."""
 
     value: float | None = field(default=None, metadata=TEMPERATURE)  # None where it could not be fitted
     fitted_on: str | None = field(default=None, metadata=TEXT)  # the split, or "cross-fitted halves"; None: unknown
     images: int | None = field(default=None, metadata=COUNT)  # that it was fitted on
     halves: tuple[float, float] | None = field(default=None, metadata=TEMPERATURE)  # of each half, if cross-fitted
+    offsets: tuple[float, ...] | None = field(default=None, metadata=OFFSETS)  # [K]; None: temperature alone
+
+    @property
+    def map(self) -> CalibrationMap:
+        return CalibrationMap(self.value, self.offsets)
+
+    def to_json(self) -> dict[str, Any]:
+        """As in calibration.json; without offsets as in older versions."""
+        return {name: value for name, value in to_plain(self).items() if name != "offsets" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -355,8 +379,8 @@ class ConformalThresholds:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was fitted or chosen after training (calibration.json): temperature, decision rule, confidence score for
-    abstention, thresholds of prediction sets and, of an exported model, abstention curve."""
+    """What was fitted or chosen after training (calibration.json): temperature and offsets, decision rule, confidence
+    score for abstention, thresholds of prediction sets and, of an exported model, abstention curve."""
 
     temperature: FittedTemperature = FittedTemperature()
     abstention: AbstentionCurve | None = None
@@ -366,10 +390,15 @@ class Calibration:
 
     def to_json(self) -> dict[str, Any]:
         """The content of calibration.json."""
-        content = {"format": 1, "temperature": to_plain(self.temperature), "confidence": self.confidence}
+        number = 1 if self.temperature.offsets is None else 2  # a version that knows no offsets must refuse them
+        content = {"format": number, "temperature": self.temperature.to_json(), "confidence": self.confidence}
         content |= {} if self.decision is None else {"decision": to_plain(self.decision)}
         content |= {} if self.sets is None else {"sets": to_plain(self.sets)}
         return content if self.abstention is None else content | {"abstention": self.abstention.to_json()}
+
+    @property
+    def map(self) -> CalibrationMap:
+        return self.temperature.map
 
 
 def read_calibration_file(path: str | Path) -> Calibration:
@@ -379,7 +408,7 @@ def read_calibration_file(path: str | Path) -> Calibration:
     check_file(path)
     if path.is_file():
         content = read_json(path)
-        _check_format(content, path, (1,))
+        _check_format(content, path, (1, 2))
     else:
         path = path.with_name("model.json")
         content = read_json(path) if path.is_file() else {}
@@ -392,7 +421,10 @@ def read_calibration_file(path: str | Path) -> Calibration:
     try:
         if "temperature" not in given:
             raise InputError("temperature must be a table of keys and values, got nothing")
-        return replace(from_plain(Calibration, given), abstention=abstention)
+        found = replace(from_plain(Calibration, given), abstention=abstention)
+        if found.temperature.offsets is not None:
+            found.map.check(len(found.temperature.offsets))
+        return found
     except InputError as error:
         raise InputError(f"{path} is refused: {error}.") from error
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from cclnet.errors import InputError
 from cclnet.files import MAX_LINES, check_regular, parse_json, write_whole
+from cclnet.runs.calibration_map import CalibrationMap
 from cclnet.schema import from_plain, rule, to_plain
 
 FORMAT = 1
@@ -112,7 +113,7 @@ class RiskPoint:
 
 @dataclass(frozen=True)
 class CalibrationStage:
-    """Calibration of the probabilities before or after temperature scaling; the metrics by name."""
+    """Calibration of the probabilities as trained, or calibrated; the metrics by name."""
 
     scores: dict[str, Estimate] = field(metadata=rule(inline=True))
     mean_confidence: float
@@ -122,18 +123,32 @@ class CalibrationStage:
 
 @dataclass(frozen=True)
 class Temperature:
-    """The fitted temperature; ``value`` is None where none could be fitted."""
+    """The fitted temperature and offsets; ``value`` is None where none could be fitted."""
 
     value: float | None
     fitted_on: str | None  # "calibration", "val" or "cross-fitted halves"
     images: int
     halves: tuple[float, float] | None  # cross-fitted: the temperature of each half
     in_words: str
+    offsets: tuple[float, ...] | None = None  # added to the logits divided by it, [K]; None: temperature alone
+    offsets_of_halves: tuple[tuple[float, ...], ...] | None = None  # cross-fitted: those of each half, [2, K]
+
+    @property
+    def map(self) -> CalibrationMap:
+        return CalibrationMap(self.value, self.offsets)
+
+    @property
+    def maps_of_halves(self) -> tuple[CalibrationMap, CalibrationMap] | None:
+        """Cross-fitted: the map fitted on each half."""
+        if self.halves is None:
+            return None
+        (first, second), offsets = self.halves, self.offsets_of_halves or (None, None)
+        return CalibrationMap(first, offsets[0]), CalibrationMap(second, offsets[1])
 
 
 @dataclass(frozen=True)
 class CalibrationScores:
-    """Calibration before and after temperature scaling; ``after`` is None where no temperature could be fitted."""
+    """Calibration as trained and calibrated; ``after`` is None where no temperature could be fitted."""
 
     temperature: Temperature
     before: CalibrationStage

@@ -207,7 +207,7 @@ def _compare(finished: Mapping[str, Sequence[Path]], reference: str | None, requ
         console.print(f"no comparison yet: no run of {reference or 'any method'} has finished.", highlight=False)
         return
     with console.status(f"comparing {sum(map(len, finished.values()))} runs"):
-        comparison = compare(finished, reference, request.primary, request.draws)
+        comparison = compare(finished, reference, request.primary, request.draws, calibration="temperature")
     methods = [  # runs by file name: they stay beside the comparison if the folder is moved
         replace(method, runs=tuple(replace(run, path=Path(run.path).name) for run in method.runs))
         for method in comparison.methods

@@ -70,14 +70,15 @@ def check_results(cells: Sequence[Cell], context: SweepContext) -> set[str]:
 def keep_result(cell: Cell, run: RunFolder, path: Path) -> KeptResult:
     """Evaluate a finished run and keep its result at ``path``, with the files beside it.
 
-    The rounded predictions are evaluated, so that the scores can be computed again from what is kept.
+    The rounded predictions are evaluated, so that the scores can be computed again from what is kept. They are
+    calibrated by a temperature alone, as all kept results are, so that methods remain comparable.
     """
     make_folder(path.parent)
     model, opened = run.read_model(), open_run(run.path)
     image_table = write_kept_predictions(path, opened.predictions)
     kept = read_kept_predictions(path, image_table, opened.predictions.classes, model.multilabel)
     kept = dataclasses.replace(kept, ordered=opened.predictions.ordered)
-    scores, _ = evaluate_opened(dataclasses.replace(opened, predictions=kept))
+    scores, _ = evaluate_opened(dataclasses.replace(opened, predictions=kept), calibration="temperature")
     result = _kept_result(cell, path, run, model, scores, image_table.name)
     if result.soft_labels and (history := run.read_soft_label_history()):
         write_soft_label_history(path, history)
@@ -170,7 +171,7 @@ def _kept_result(
 
 
 def headline_scores(scores: Scores) -> dict[str, Estimate]:
-    """The headline metrics; those of calibration before and after temperature scaling."""
+    """The headline metrics; those of calibration as trained and calibrated."""
     calibration, undefined = scores.calibration, Estimate(None, None, None)
     before = scores.overall | calibration.before.scores
     after = calibration.after.scores if calibration.after else {}

@@ -10,12 +10,20 @@ import pytest
 from served import colour_model, unlike_statistics
 
 from cclnet.deploy.predictor import Prediction
-from cclnet.deploy.serve.answers import UNLIKE, explain_confidence, heat_location, make_answer, per_hundred, percent
+from cclnet.deploy.serve.answers import (
+    UNLIKE,
+    explain_confidence,
+    heat_location,
+    make_answer,
+    model_info,
+    per_hundred,
+    percent,
+)
 from cclnet.deploy.serve.decoding import Upload
 from cclnet.deploy.serve.guard import ServeSettings
 from cclnet.evaluation.decision import measure_curve
 from cclnet.runs.decision_rule import DecisionRule
-from cclnet.runs.model import Calibration, ConformalThresholds
+from cclnet.runs.model import Calibration, ConformalThresholds, FittedTemperature
 
 
 def predicted(*p: float, multilabel: bool = False) -> Prediction:
@@ -45,6 +53,13 @@ def test_second_class_and_calibrated_frequency() -> None:
 def test_without_a_temperature_no_frequency_is_claimed() -> None:
     lines = explain_confidence(predicted(0.9, 0.08, 0.02), multilabel=False, calibrated=False, curve=None)
     assert "not calibrated" in lines[1] and not any("in 100" in line for line in lines)
+
+
+def test_the_offsets_are_told(tmp_path: Path) -> None:
+    offsets = (0.5, -0.75, 0.25)
+    model = colour_model(tmp_path, calibration=Calibration(FittedTemperature(1.5, offsets=offsets)))
+    info = model_info(model, ServeSettings("m"))
+    assert info.offsets == list(offsets) and info.calibrated and info.temperature == 1.5
 
 
 def test_below_50_percent_a_person_should_look() -> None:

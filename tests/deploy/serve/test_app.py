@@ -114,6 +114,7 @@ def test_the_model_is_described_without_its_paths(client: httpx.Client) -> None:
     answer = client.get("/model")
     card = answer.json()
     assert card["classes"] == list(COLOURS) and card["calibrated"] and card["temperature"] == 1.5
+    assert card["offsets"] is None
     assert card["soft_labels"] == SOFT_LABELS.tolist() and card["heat_maps"]
     assert card["limits"] == {"bytes": LIMITS.upload_bytes, "pixels": LIMITS.pixels, "seconds": LIMITS.seconds}
     assert not card["kept"] and not card["examples"] and card["training_images"] == 30

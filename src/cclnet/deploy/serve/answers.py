@@ -117,6 +117,7 @@ class ModelInfo(BaseModel):
     decision: str = Field(description="The decision rule: accuracy, balanced or costs.")
     calibrated: bool
     temperature: float | None
+    offsets: list[float] | None = Field(description="Added to the logits after the temperature, one per class.")
     backbone: str
     method: str
     training_images: int | None
@@ -148,6 +149,7 @@ def model_info(model: Model, settings: ServeSettings) -> ModelInfo:
         decision=model.rule.name,
         calibrated=model.temperature is not None,
         temperature=model.temperature,
+        offsets=None if model.map.offsets is None else list(model.map.offsets),
         backbone=description.backbone,
         method=description.method,
         training_images=description.trained.images,
