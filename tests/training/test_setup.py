@@ -203,7 +203,7 @@ def _untrained(data: str, **changes: object) -> tuple[torch.nn.Module, setup.Pre
 
 
 def test_the_bias_starts_at_the_class_frequencies() -> None:
-    network, data = _untrained("synthetic:images=120,size=40,imbalance=isic2018", prior_bias=True)
+    network, data = _untrained("synthetic:images=700,size=40,imbalance=isic2018", prior_bias=True)
     counts = torch.tensor(data.table.class_counts(data.rows("train")), dtype=torch.float64)
     torch.testing.assert_close(network.classifier.bias.softmax(0).double(), counts / counts.sum(), rtol=1e-6, atol=0)
     assert counts.min() < counts.max()  # else nothing was tested
@@ -211,6 +211,6 @@ def test_the_bias_starts_at_the_class_frequencies() -> None:
 
 @pytest.mark.parametrize("balancing", [{"class_weights": True}, {"balanced_sampling": True}, {"logit_adjustment": 1.0}])
 def test_balanced_training_starts_without_a_prior(balancing: dict[str, object]) -> None:
-    network, _ = _untrained("synthetic:images=120,size=40,imbalance=isic2018", prior_bias=True, **balancing)
-    plain, _ = _untrained("synthetic:images=120,size=40,imbalance=isic2018", **balancing)
+    network, _ = _untrained("synthetic:images=700,size=40,imbalance=isic2018", prior_bias=True, **balancing)
+    plain, _ = _untrained("synthetic:images=700,size=40,imbalance=isic2018", **balancing)
     assert torch.equal(network.classifier.bias, plain.classifier.bias)

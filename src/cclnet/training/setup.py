@@ -348,14 +348,14 @@ def start_at_class_frequencies(network: CCLNet, settings: Settings, data: Prepar
     Training that balances the classes, by weights, sampling or logit adjustment, sees equal frequencies, and begins
     without a bias.
     """
-    last_layer = network.classifier.shipped.get_submodule(network.classifier.last_layer.rstrip("."))
+    bias = dict(network.classifier.shipped.named_parameters()).get(f"{network.classifier.last_layer}bias")
     balanced = settings.class_weights or settings.balanced_sampling or settings.logit_adjustment
-    if balanced or last_layer.bias is None:
+    if balanced or bias is None:
         return
     rows = data.rows("train")
     share = torch.tensor(data.table.class_counts(rows), dtype=torch.float64).clamp(min=0.5) / len(rows)
     start = torch.logit(share.clamp(max=1 - 0.5 / len(rows))) if data.table.multilabel else share.log()
-    last_layer.bias.copy_(start)
+    bias.copy_(start)
 
 
 def check_batch_size(settings: Settings, network: CCLNet, world_size: int) -> None:
