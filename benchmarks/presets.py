@@ -9,7 +9,7 @@ settings; ``--set split.test=0.7 --set split.val=0.1`` trains on a fifth of the 
     python benchmarks/presets.py --tables
 
 writes the table "what you get" of the README from results/presets/NAME.json, results/probe_isic2018.json and, for
-preset best, results/finetune.
+presets finetune and best, results/finetune.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ from cclnet.settings import parse_overrides
 
 README = Path(__file__).parents[1] / "README.md"
 RESULTS = Path(__file__).parents[1] / "results"
-# Preset best trains the five networks of this study: each image is predicted by one of them, with four mirrored views.
-FOLDS_OF_BEST = RESULTS / "finetune" / "untuned" / "scores.json"
+# Rows of the study of fine-tuning that stand for presets: images that were predicted by networks which had not seen
+# their group. Preset best also averages four mirrored views.
+STUDY_ROWS = {
+    "finetune": (RESULTS / "finetune" / "adopted" / "scores.json", "isic lite0"),
+    "best": (RESULTS / "finetune" / "untuned" / "scores.json", "isic lite4-tta"),
+}
 BUSY = 4.0  # a load average above which minutes are those of a busy machine
 
 
@@ -78,15 +82,16 @@ def what_you_get() -> str:
         images = f"{probe['images']:,} images, out-of-fold"
         lines.append(_row("cclnet probe DATA", rules, probe["overall"], images, probe))
     for name in PRESETS:
-        if (path := RESULTS / "presets" / f"{name}.json").is_file():
+        command = f"cclnet train DATA --preset {name}"
+        if name in STUDY_ROWS:
+            path, row = STUDY_ROWS[name]
+            own = next(own for own in read_json(path)["rows"] if own["name"] == row)
+            images = f"{own['images']:,} images" + (", out-of-fold" if own["images"] > 5000 else "")
+            training = own | {"load_average": 0.0, "device": f"{own['device']}, training only"}
+            lines.append(_row(command, own["calibrated_rules"], own["overall"], images, training))
+        elif (path := RESULTS / "presets" / f"{name}.json").is_file():
             own = read_json(path)
-            images = f"{own['images']:,} images"
-            lines.append(_row(f"cclnet train DATA --preset {name}", own["rules"], own["scores"], images, own))
-    if FOLDS_OF_BEST.is_file():
-        own = next(row for row in read_json(FOLDS_OF_BEST)["rows"] if row["name"] == "isic lite4-tta")
-        images = f"{own['images']:,} images, out-of-fold"
-        training = own | {"load_average": 0.0, "device": f"{own['device']}, training only"}
-        lines.append(_row("cclnet train DATA --preset best", own["calibrated_rules"], own["overall"], images, training))
+            lines.append(_row(command, own["rules"], own["scores"], f"{own['images']:,} images", own))
     return "\n".join([*head, *lines]) if lines else ""
 
 

@@ -68,6 +68,9 @@ def test_the_planted_table_is_that_of_the_results() -> None:
         ),
         ("tables_label_noise.md", "soft labels whole_networks", "soft_labels/whole_networks.md", ""),
         ("fine_tuning.md", "finetune", "finetune/untuned/scores.md", ""),
+        ("fine_tuning.md", "adopted", "finetune/adopted/scores.md", ""),
+        ("fine_tuning.md", "screening", "finetune/screening/screening.md", ""),
+        ("rotation.md", "resampling", "finetune/resampling.md", ""),
         ("tables_label_noise.md", "soft labels few80", "soft_labels/few80.md", ""),
     ],
 )

@@ -7,7 +7,8 @@
 
 WEIGHTS is a folder of NAME.safetensors, one per timm model; without it timm's hub is used. Cells that have a result
 are skipped, so the same command continues after an interruption. ``--tta`` trains nothing: the finished runs predict
-once more, with test-time augmentation.
+once more, with test-time augmentation. ``--before FOLDER`` shows earlier results on the same images; ``--screening``
+writes the main effects of the screening runs instead of the tables.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from scipy import sparse
+from sklearn.metrics import roc_auc_score
 
 from cclnet.data.cache import decode
 from cclnet.data.sources import open_data
 from cclnet.data.split import make_split
 from cclnet.errors import InputError
 from cclnet.evaluation.bootstrap import Statistic, bootstrap, units_of
+from cclnet.evaluation.calibration import calibrated, fit_offsets
 from cclnet.evaluation.evaluate import evaluate
 from cclnet.files import make_folder, read_json, write_json, write_whole
 from cclnet.presets import preset_file
@@ -56,6 +59,7 @@ DRAWS = 1000  # of the bootstrap
 # Preset best trains all folds in one run; here every fold is a cell, and single models predict without TTA.
 BEST: dict[str, Any] = {"preset": "best", "changes": {"folds": 0, "tta": "none"}}
 TTA_VIEWS = "flips"  # as in preset best
+BEFORE = ", presets as they were"  # end of the names of rows of earlier results
 # Models whose probabilities are averaged.
 MEMBERS = {"isic": ("lite4-tta", "lite2-tta", "lite0-tta"), "aptos": ("lite2", "lite0")}
 STUDIES = ("tune", "brain", "aptos", "isic")
@@ -399,10 +403,18 @@ def timm_rows(folder: Path) -> Iterator[Row]:
                   first["versions"], described)  # fmt: skip
 
 
-def on_the_images_of(row: Row, other: Row) -> Row:
+def on_the_images_of(row: Row, other: Row, suffix: str = ", the images of the timm loop") -> Row:
     """The part of a row that another one predicts too, for a comparison on equal terms."""
     chosen = np.flatnonzero(np.isin(row.predictions.images, other.predictions.images))
-    return replace(row, name=f"{row.name}, the images of the timm loop", predictions=row.predictions.select(chosen))
+    return replace(row, name=row.name + suffix, predictions=row.predictions.select(chosen))
+
+
+def rows_before(own: Sequence[Row], before: Path | None) -> list[Row]:
+    """The rows of earlier results with the names of ``own`` rows, on the same images."""
+    if before is None:
+        return []
+    earlier = {row.name: row for row in study_rows(with_tta(read_results(before)))}
+    return [on_the_images_of(earlier[row.name], row, BEFORE) for row in own if row.name in earlier]
 
 
 def score(row: Row, scratch: Path) -> dict[str, Any]:
@@ -483,11 +495,13 @@ def _folds(results: Sequence[KeptResult]) -> int:
     return len({result.keys["fold"] for result in results})
 
 
-def write_tables(results: Path, timm_loops: Path, scratch: Path) -> Path:
-    """Write scores.json and scores.md of all results, and return the page."""
+def write_tables(results: Path, timm_loops: Path, scratch: Path, before: Path | None = None) -> Path:
+    """Write scores.json and scores.md of all results, and return the page. Rows of the same names in ``before`` are
+    shown on the same images."""
     own, loops = list(study_rows(with_tta(read_results(results)))), list(timm_rows(timm_loops))
     same = [on_the_images_of(row, loop) for loop in loops for row in own if row.name == "isic lite0"]
-    rows = [score(row, scratch) for row in (*own, *same, *loops)]
+    same = [row for row in same if len(row.predictions) < max(len(other.predictions) for other in own)]
+    rows = [score(row, scratch) for row in (*own, *rows_before(own, before), *same, *loops)]
     if not rows:
         raise InputError(f"{results} has no results yet.")
     write_json(results / "scores.json", {"rows": rows, **origin(rows[0]["device"])})
@@ -509,6 +523,73 @@ def write_tables(results: Path, timm_loops: Path, scratch: Path) -> Path:
             f"{_interval(row['overall']['accuracy'])} | {_interval(auc)} | {kappa} | {row['minutes']:.1f} |"
         )
     page = results / "scores.md"
+    write_whole(page, "\n".join(lines) + "\n")
+    return page
+
+
+MEASURES = {"log_loss": "log loss", "balanced_accuracy": "balanced accuracy, balanced rule", "accuracy": "accuracy",
+            "macro_auroc": "macro AUROC"}  # fmt: skip
+
+
+def screened_scores(result: KeptResult, adjusted: bool) -> dict[str, float]:
+    """Scores of a screening run after calibration by a temperature and class offsets, cross-fitted over five folds of
+    the groups. The class frequencies are added to what was trained with logit adjustment."""
+    own = _reported(result)
+    prior = np.array(result.class_counts, dtype=np.float64) / sum(result.class_counts)
+    if adjusted:
+        weighted = own.probabilities * prior
+        own = replace(own, probabilities=weighted / weighted.sum(axis=1, keepdims=True))
+    units = units_of(own)
+    fold = (np.random.default_rng(0).permutation(units.count) % FOLDS)[units.index]
+    p = np.zeros_like(own.probabilities)
+    for k in range(FOLDS):
+        fitted = fit_offsets(own.select(np.flatnonzero(fold != k)))
+        if fitted is None:
+            raise InputError(f"{result.name}: no temperature could be fitted.")
+        p[fold == k] = calibrated(own.select(np.flatnonzero(fold == k)), fitted).probabilities
+    y, size = own.labels, p.shape[1]
+    chosen = (p / prior).argmax(axis=1)
+    return {
+        "log_loss": float(-np.log(p[np.arange(len(y)), y]).mean()),
+        "balanced_accuracy": float(np.mean([(chosen[y == k] == k).mean() for k in range(size)])),
+        "accuracy": float((p.argmax(axis=1) == y).mean()),
+        "macro_auroc": float(np.mean([roc_auc_score(y == k, p[:, k]) for k in range(size)])),
+    }
+
+
+def write_screening(results: Path) -> Path:
+    """Write screening.json and screening.md: the scores of the runs, and the main effect of every changed setting."""
+    kept = {result.keys["model"]: result for result in read_results(results) if result.keys["study"] == "tune"}
+    runs = dict(screening_runs())
+    if missing := [name for name in runs if name not in kept]:
+        raise InputError(f"{results} lacks {len(missing)} screening runs, such as {missing[0]}.")
+    scores = {name: screened_scores(kept[name], "logit-adjustment" in changed) for name, changed in runs.items()}
+    effects = {
+        setting: {
+            measure: float(
+                np.mean([scores[name][measure] for name, changed in runs.items() if setting in changed])
+                - np.mean([scores[name][measure] for name, changed in runs.items() if setting not in changed])
+            )
+            for measure in MEASURES
+        }
+        for setting in SCREENED
+    }
+    first = kept["screen-0000"]
+    table = {"runs": {name: {"changed": list(changed), **scores[name]} for name, changed in runs.items()}}
+    facts = {"images": len(_reported(first).labels), "device": first.device, "versions": dict(first.versions),
+             "commit": first.to_json()["commit"]}  # fmt: skip
+    write_json(results / "screening.json", {**table, "effects": effects, **facts})
+    lines = [
+        "Main effects: mean of the eight runs with the change minus mean of the eight without, in points but for the",
+        "log loss. All scores after calibration by a temperature and class offsets, cross-fitted over five folds.", "",
+        f"| change | {' | '.join(MEASURES.values())} |", "|---" + "|--:" * len(MEASURES) + "|",
+        *(
+            f"| {setting} | {own['log_loss']:+.4f} | "
+            + " | ".join(f"{100 * own[measure]:+.1f}" for measure in list(MEASURES)[1:]) + " |"
+            for setting, own in effects.items()
+        ),
+    ]  # fmt: skip
+    page = results / "screening.md"
     write_whole(page, "\n".join(lines) + "\n")
     return page
 
@@ -563,6 +644,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tune-size", type=int, default=0, help="size of the images of tune, for a CPU")
     parser.add_argument("--smoke", action="store_true", help="tiny settings on synthetic images")
     parser.add_argument("--tables-only", action="store_true")
+    parser.add_argument("--before", type=Path, help="earlier results, for rows of the same images")
+    parser.add_argument("--screening", action="store_true", help="write the main effects of the screening runs")
     parser.add_argument("--no-tables", action="store_true", help="train only")
     options = parser.parse_args(words)
     options.results = options.results or options.out / "results"
@@ -574,10 +657,13 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     options, console, failed = arguments(words), Console(), False
     try:
+        if options.screening:
+            console.print(f"effects: {write_screening(options.results)}", highlight=False)
+            return 0
         if not options.tables_only:
             failed = bool(run(options, console).failed)
         if not options.no_tables:
-            page = write_tables(options.results, options.timm, options.out / "pooled")
+            page = write_tables(options.results, options.timm, options.out / "pooled", options.before)
             console.print(f"tables: {page}", highlight=False)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

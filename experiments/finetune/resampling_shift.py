@@ -60,6 +60,8 @@ def shift_of_run(folder: Path) -> list[dict[str, Any]]:
     mean, std = (torch.tensor(own, device=fabric.device) for own in (settings.input_mean, settings.input_std))
     rows, images = data.rows("val"), data.test_images or data.images
     crop, device = settings.augment.crop, fabric.device
+    model = run.read_model().trained
+    commit = None if model.commit is None else model.commit.sha
     loader = Loader(images, data.table.labels, rows, batch_size=64, crop=crop, device=device)
     labels = torch.from_numpy(data.table.labels[rows])
     found = []
@@ -73,7 +75,8 @@ def shift_of_run(folder: Path) -> list[dict[str, Any]]:
             "run": folder.resolve().name, "crops": name, "images": len(rows), "classes": list(data.table.classes),
             "accuracy": round(float((logits.argmax(1) == labels).double().mean()), 4),
             "log_loss": round(float(F.cross_entropy(logits, labels)), 4),
-            "mean_probability": predicted, "share": true,
+            "mean_probability": predicted, "share": true, "trained_by": commit, "training_images": model.images,
+            "epochs": model.epochs,
         })  # fmt: skip
     return found
 
