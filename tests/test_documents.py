@@ -122,6 +122,11 @@ def test_the_table_of_starts_is_that_of_the_results() -> None:
     assert between(page, "gpu start") == script("benchmarks/gpu_start.py").table()
 
 
+def test_the_table_of_kept_memory_is_that_of_the_results() -> None:
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert between(page, "kept memory") == script("benchmarks/kept_memory.py").table()
+
+
 def test_the_claims_are_those_of_the_results() -> None:
     module = script("docs/claims_table.py")
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run: python docs/claims_table.py"
