@@ -4,12 +4,13 @@
 #
 #   experiments/finetune/all_runs.sh ISIC2018 APTOS BRAIN WEIGHTS OUT
 #
-# OUT/done lists the steps that ended, OUT/*.log what they printed; results are in OUT/results. SMOKE=1 trains tiny
-# networks on synthetic images instead, to see that every step works.
+# OUT/done lists the steps that ended, OUT/*.log what they printed. Results are in OUT/results, or in $RESULTS, whose
+# cells are not trained again. SMOKE=1 trains tiny networks on synthetic images, to see that every step works.
 set -u
 isic=$1 aptos=$2 brain=$3 weights=$4 out=$5
 export PYTHONPATH="${PYTHONPATH:-src}" PYTHONUNBUFFERED=1
 mkdir -p "$out"
+results=${RESULTS:-$out/results}
 smoke=${SMOKE:+--smoke}
 folds=${SMOKE:+0 1}
 
@@ -23,7 +24,7 @@ study() { # STEP ARGUMENTS: one sweep; runs and kept results of all sweeps are i
   local step=$1
   shift
   python3 experiments/finetune/finetune_study.py "$@" $smoke --data isic="$isic" --data aptos="$aptos" \
-    --data brain="$brain" --weights "$weights" --cache-dir "$out/cache" --out "$out" --no-tables > "$out/$step.log" 2>&1
+    --data brain="$brain" --weights "$weights" --cache-dir "$out/cache" --out "$out" --results "$results" --no-tables > "$out/$step.log" 2>&1
   echo "$step $?" >> "$out/done"
 }
 
@@ -44,5 +45,5 @@ for model in lite0 lite2 lite4; do
   study "tta-$model" isic --tta --only "$(cells "isic-$model" "$all")" &
 done
 wait
-python3 experiments/finetune/finetune_study.py --tables-only --results "$out/results" --out "$out" > "$out/tables.log" 2>&1
+python3 experiments/finetune/finetune_study.py --tables-only --results "$results" --out "$out" > "$out/tables.log" 2>&1
 echo "tables $?" >> "$out/done"
