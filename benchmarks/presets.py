@@ -53,7 +53,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     shown = ("accuracy", "balanced_accuracy", "macro_auroc", "kappa", "ece")
     rules = () if scores.decisions is None else scores.decisions.rules
     return {
-        "preset": options.preset, "set": [own for own in options.set if not own.startswith("cache_dir=")], "weights": Path(options.weights or "").name,
+        "preset": options.preset, "set": [own for own in options.set if not own.startswith("cache_dir=")],
+        "weights": Path(options.weights or "").name,
         "backbone": model.backbone, "crop": list(model.crop), "epochs": model.trained.epochs,
         "training_images": model.trained.images, "split": scores.split.name, "images": scores.split.images,
         "scores": {name: vars(scores.overall[name]) for name in shown if name in scores.overall},
