@@ -64,4 +64,7 @@ def test_a_report_names_the_offsets(make_run: MakeRun) -> None:
     assert "and offsets" in console.file.getvalue()  # type: ignore[attr-defined]
     page, text = (html.unescape((run / name).read_text()) for name in ("report.html", "report.md"))
     largest = f"B| {max(scores.calibration.temperature.offsets):+.2f}"
+    assert scores.decisions is not None
+    decided = next(rule.scores["accuracy"].value for rule in scores.decisions.rules if rule.rule == "accuracy")
+    assert f"accuracy is then {100 * decided:.1f}%" in page  # that of the shipped model, not of the network as trained
     assert largest in page and scores.calibration.temperature.in_words in page and "change decisions" in text
