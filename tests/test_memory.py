@@ -30,3 +30,22 @@ def faults(kept: bool) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_freed_memory_is_used_again_without_page_faults() -> None:
     assert faults(kept=True) < 0.01 * faults(kept=False)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_freed_and_kept_memory_counts_towards_the_limit_of_a_worker() -> None:
+    script = """
+import resource
+from cclnet.data.parallel import limit_memory
+from cclnet.memory import free_heap_bytes, keep_freed_memory
+keep_freed_memory()
+large, above = bytes(2**29), bytes(2**20)
+before = free_heap_bytes()
+del large
+assert free_heap_bytes() - before > 0.99 * 2**29
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limit_memory(2**30)
+print((resource.getrlimit(resource.RLIMIT_AS)[0] - size) / 2**30)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert 0.4 < float(done.stdout) < 0.51  # half of the 1 GiB is in the heap

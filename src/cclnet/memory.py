@@ -7,6 +7,8 @@ import ctypes
 # Parameters of mallopt in glibc's malloc.h.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 TOP_PAD = 2**26  # bytes that the heap grows by
+# The fields of mallinfo2 in glibc's malloc.h, all of type size_t; fordblks are the free bytes.
+MALLINFO = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
 
 
 def keep_freed_memory() -> bool:
@@ -22,3 +24,17 @@ def keep_freed_memory() -> bool:
         return False
     # The heap instead of mappings of their own, and the heap is not cut off at its end.
     return all(mallopt(key, value) for key, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_TOP_PAD, TOP_PAD)))
+
+
+class _MallInfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in MALLINFO]
+
+
+def free_heap_bytes() -> int:
+    """Bytes that this process has freed and kept: it can use them again without asking the system. 0 where unknown."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):
+        return 0
+    mallinfo.restype = _MallInfo
+    return int(mallinfo().fordblks)

@@ -26,6 +26,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from cclnet.memory import free_heap_bytes
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FORKS = sys.platform == "linux"
@@ -34,6 +36,7 @@ _SECONDS_BETWEEN_REFRESHES = 0.1
 SECONDS_PER_ROW = 60.0  # of processor time, to decode one image
 # Memory of a worker beside that of the program: an image of MAX_PIXELS takes up to 16 bytes per pixel while decoding.
 BYTES_PER_WORKER = 4 * 2**30
+LEAST_ROOM = 2**26  # that a worker gets beside memory that was freed before
 # Signals that decoding does not cause. Windows, where workers are threads, lacks two of them.
 _FROM_OUTSIDE = tuple(getattr(signal, f"SIG{name}", None) for name in ("KILL", "TERM", "INT", "HUP"))
 _NO_ROW = -1
@@ -195,12 +198,16 @@ def limited(row: int) -> Iterator[None]:
 
 
 def limit_memory(allowed: int) -> None:
-    """Limit the address space of this process to what it has now and ``allowed`` bytes more. Linux only."""
+    """Limit the address space of this process to what it has now and ``allowed`` bytes more. Linux only.
+
+    Memory that the process has freed and kept is part of what is allowed, because the system does not see its use.
+    """
     if sys.platform != "linux":
         return
     import resource
 
     pages = int(Path("/proc/self/statm").read_text().split()[0])
+    allowed = max(allowed - free_heap_bytes(), LEAST_ROOM)
     limit, hard = pages * resource.getpagesize() + allowed, resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
