@@ -363,8 +363,11 @@ class _RaySweep:
             outcome: Outcome = self.ray.get(reference)
         except errors.TaskCancelledError:
             self._lost(task, task.cancelled)
-        except errors.RayTaskError as error:  # before the task could begin: cclnet is missing or of another version
-            self._fail(cell, Outcome("failed", f"its node cannot run it: {first_line(error.cause)}", str(error)))
+        except errors.RayTaskError as error:
+            if task.cancelled:  # the signal of the cancellation arrived while the task began
+                self._lost(task, task.cancelled)
+            else:  # before the task could begin: cclnet is missing or of another version
+                self._fail(cell, Outcome("failed", f"its node cannot run it: {first_line(error.cause)}", str(error)))
         except errors.RayError as error:  # node or process lost, or killed for its memory
             self._lost(task, task.cancelled or f"{type(error).__name__}: {first_line(error)}")
         else:
