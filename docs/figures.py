@@ -150,7 +150,7 @@ def fine_tuning() -> dict[str, Sequence[Value]]:
         "0.753; calibrated 0.772": balanced("isic lite4"),
         "| 0.966 |": [overall("isic lite4", "macro_auroc")],
         "0.773; calibrated 0.792": balanced(ensemble),
-        "cost the default network 3.0 points": [
+        "give the default network 3.0 points": [
             100 * (now("isic lite0", "accuracy") - now(f"isic lite0{before}", "accuracy"))
         ],
         "accuracy 0.837 against 0.819": [now(name, "accuracy") for name in pair],
