@@ -352,7 +352,7 @@ def augmentation() -> dict[str, Sequence[Value]]:
         for row in rows
     }  # fmt: skip
     return table | {
-        "for 14.6% of the sharp images, but for 10.1%": [100 * sharp, 100 * blurred],
+        "of 14.6% on the sharp images, but of 10.1%": [100 * sharp, 100 * blurred],
         "2,000 images, 12 epochs": [moved[0]["training_images"], moved[0]["epochs"]],
     }
 
