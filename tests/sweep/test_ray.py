@@ -23,7 +23,7 @@ from cclnet.cli import app
 from cclnet.errors import InputError
 from cclnet.settings import make_settings
 from cclnet.sweep import ray_tasks
-from cclnet.sweep.cells import Cell, RayOptions, SweepContext
+from cclnet.sweep.cells import Cell, RayOptions, SweepContext, SweepSummary
 from cclnet.sweep.compare_methods import Entry, Request, compare_methods
 from cclnet.sweep.ray_tasks import Board, Outcome, cell_task, read_files, write_files
 from cclnet.sweep.results import keep_result
@@ -220,3 +220,21 @@ def test_options_that_do_not_fit_are_refused_before_anything_runs(options: list[
     for command in (["compare-methods", "synthetic", "--preset", "paper"], ["reproduce", "table1", "--smoke"], folds):
         done = CliRunner().invoke(app, [*command, *options])
         assert isinstance(done.exception, InputError) and words in str(done.exception)
+
+
+@pytest.mark.parametrize(("cancelled", "failed"), [("not begun", []), ("", ["hard-seed0"])])
+def test_a_cell_whose_start_was_cut_off_has_not_failed(cancelled: str, failed: list[str], tmp_path: Path) -> None:
+    """Ray interrupts a task that is cancelled; if it has just begun, the error is that of Ray's own code."""
+    exceptions = pytest.importorskip("ray.exceptions")
+
+    def get(reference: str) -> None:
+        raise exceptions.RayTaskError("cell_task", "traceback", TypeError("'Handlers' object is not callable"))
+
+    sweep, states = object.__new__(ray_tasks._RaySweep), []
+    sweep.ray = types.SimpleNamespace(exceptions=exceptions, get=get)
+    sweep.progress = types.SimpleNamespace(update=lambda name, state, text: states.append(state))  # type: ignore[assignment]
+    sweep.summary, sweep.on_end, sweep.signals = SweepSummary(), lambda summary: None, [signal.SIGTERM]
+    sweep.context = SweepContext(runs=tmp_path, results=None)
+    sweep.running = {"task": ray_tasks._Task(Cell("hard-seed0", SETTINGS, {}), 1, cancelled=cancelled)}
+    sweep._collect("task")
+    assert list(sweep.summary.failed) == failed and states == (["failed"] if failed else ["unfinished"])
