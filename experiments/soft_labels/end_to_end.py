@@ -63,6 +63,7 @@ TRAININGS = {
 }  # fmt: skip
 BACKBONE, SMALL_CROP = "tf_efficientnet_lite0", 128
 SCRATCH = {"backbone": "resnet18", "pretrained": False, "epochs": 60, "drops": (0.7, 0.9), "validate_every": 10}
+SCRATCH_WARMUP = 15  # epochs of ccl-forward: a quarter of all, as in the plans for frozen features
 SMOKE = {"backbone": "test_resnet", "pretrained": False, "weights": "", "mean": (), "std": (), "epochs": 6,
          "short_side": 32, "batch_size": 16, "validate_every": 10, "augment": {"crop": 28},
          "layer_decay": 1.0}  # fmt: skip
@@ -152,6 +153,8 @@ def cell_of(training: str, data: str, regime: str, method: str, seed: int, optio
         },
         method_settings(method), SMOKE if options.smoke else {},
     )  # fmt: skip
+    if training.startswith("scratch") and values["method"] == "ccl-forward" and not options.smoke:
+        values["method_settings"] = {"warmup": SCRATCH_WARMUP} | values.get("method_settings", {})
     if training.endswith("small"):  # only the last epoch is validated
         values["validate_every"] = values["epochs"]
     keys = {"training": training, "data": data, "regime": regime, "method": method, "seed": seed}

@@ -59,6 +59,9 @@ def test_cells_have_the_planned_settings_in_an_order_of_whole_seeds(tmp_path: Pa
         for cell in end_to_end.wanted_cells(end_to_end.arguments(words)):
             own = cell.settings
             assert (own.backbone, own.augment.crop, own.short_side) == ("resnet18", crop, short_side)
+            assert own.method_settings.get("warmup", 15) == 15 and bool(own.method_settings.get("warmup")) == (
+                own.method == "ccl-forward"
+            )
             assert own.validate_every == own.epochs
 
 
