@@ -607,7 +607,7 @@ def cross_calibrated(result: KeptResult, adjusted: bool = False) -> tuple[Predic
 
 
 def cross_fitted(own: Predictions) -> npt.NDArray[np.float64]:
-    """Calibrated probabilities, each fitted on the other four folds; as predicted where no temperature can be fitted."""
+    """Probabilities calibrated on the other four folds; as predicted where no temperature can be fitted."""
     units = units_of(own)
     fold = (np.random.default_rng(0).permutation(units.count) % FOLDS)[units.index]
     p = np.zeros_like(own.probabilities)
