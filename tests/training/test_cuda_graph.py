@@ -1,6 +1,7 @@
 """Options of the compiler, its worker processes, and the capture of a CUDA graph."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,13 +96,36 @@ def test_planning_leaves_the_network_and_random_state_alone_and_happens_once() -
     network = small_network().to(device)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     random = torch.cuda.get_rng_state()
-    plan = cuda_graph.plan_convolutions(network, SHAPE, device, nullcontext)
+    plan = cuda_graph.plan_convolutions(network, SHAPE, device, torch.bfloat16)
     assert plan is not None
     plan()
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(parameter.grad is None for parameter in network.parameters()) and network.training
     assert torch.equal(torch.cuda.get_rng_state(), random)
-    assert cuda_graph.plan_convolutions(network, SHAPE, device, nullcontext) is None
+    assert cuda_graph.plan_convolutions(network, SHAPE, device, torch.bfloat16) is None
+
+
+def test_planning_runs_the_type_of_training_and_stays_out_of_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving autocast in one thread while another traces with fake tensors can stop both for good (plan_convolutions
+    says why)."""
+    seen: list[tuple[torch.dtype, torch.dtype]] = []
+
+    def convolution(images: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
+        seen.append((images.dtype, weight.dtype))
+        return images.sum() + weight.sum()
+
+    monkeypatch.setattr(cuda_graph, "_planned", set())
+    monkeypatch.setattr(cuda_graph, "side_stream", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * cuda_graph.MEMORY_FOR_PLANNING,) * 2)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(torch, "convolution", convolution)
+    monkeypatch.setattr(torch.autocast, "__enter__", lambda self: pytest.fail("autocast was entered"))
+    network = small_network()
+    plan = cuda_graph.plan_convolutions(network, SHAPE, torch.device("cpu"), torch.bfloat16)
+    assert plan is not None
+    plan()
+    assert set(seen) == {(torch.bfloat16, torch.bfloat16)} and len(seen) == len(cuda_graph._planned) > 5
 
 
 def test_nothing_is_planned_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +138,7 @@ def test_nothing_is_planned_where_memory_is_short(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cuda_graph, "_planned", set())  # other tests may have planned the same network
     monkeypatch.setattr(torch.cuda, "mem_get_info", free_and_total)
     monkeypatch.setattr(torch, "convolution", lambda *_: pytest.fail("a convolution was run"))
-    plan = cuda_graph.plan_convolutions(small_network(), SHAPE, torch.device("cpu"), nullcontext)
+    plan = cuda_graph.plan_convolutions(small_network(), SHAPE, torch.device("cpu"), torch.float32)
     assert plan is not None
     plan()
     assert asked == [torch.device("cpu")] and not cuda_graph._planned
@@ -128,4 +152,4 @@ def test_a_network_that_needs_values_is_not_planned() -> None:
     network = CCLNet(Branching(), 3, "hard", feature_width=12).classifier
     with pytest.raises(RuntimeError):
         cuda_graph.convolutions(network, (2, 3, 2, 2))
-    assert cuda_graph.plan_convolutions(network, (2, 3, 2, 2), torch.device("cpu"), nullcontext) is None
+    assert cuda_graph.plan_convolutions(network, (2, 3, 2, 2), torch.device("cpu"), torch.float32) is None

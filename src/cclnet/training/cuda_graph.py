@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -84,14 +83,17 @@ def plan_convolutions(
     network: Classifier,
     shape: tuple[int, ...],
     device: torch.device,
-    autocast: Callable[[], AbstractContextManager[Any]],
+    dtype: torch.dtype,
 ) -> Callable[[], None] | None:
     """Return a function that runs every distinct convolution of the network once, forward and backward; None if this
-    process has run them all.
+    process has run them all. ``dtype`` is the one in which training runs them.
 
     cuDNN loads its kernels and plans a convolution when it first meets it. Done in a thread while torch.compile traces
     in Python, an earlier form of this brought the first step of an EfficientNet-B0 from 78 s to 57 s (one H200). The
     thread must call no module, because torch.fx traces the module calls of every thread, so shapes are collected here.
+    It must not use autocast either: all threads share autocast's cache of casted weights. A thread that empties it, on
+    leaving autocast, holds the lock of the cache and waits for Python's, while the thread that traces with fake tensors
+    does the reverse.
     """
     try:
         wanted = [convolution for convolution in convolutions(network, shape) if convolution not in _planned]
@@ -104,20 +106,25 @@ def plan_convolutions(
         if torch.cuda.mem_get_info(device)[0] < MEMORY_FOR_PLANNING:
             return
         try:
-            with torch.cuda.stream(side_stream("planning", device)), autocast():
-                for images_size, weight_size, settings in wanted:
-                    layout = torch.channels_last if len(images_size) == 4 else torch.contiguous_format
-                    images, weight = (
-                        torch.zeros(size, device=device).to(memory_format=layout).requires_grad_()
-                        for size in (images_size, weight_size)
-                    )
-                    torch.convolution(images, weight, None, *settings).float().sum().backward()
+            with torch.cuda.stream(side_stream("planning", device)):
+                run_convolutions(wanted, device, dtype)
                 torch.cuda.current_stream(device).synchronize()
         except torch.OutOfMemoryError:  # planning only saves time; training itself may fit
             return
         _planned.update(wanted)
 
     return plan
+
+
+def run_convolutions(wanted: Sequence[Convolution], device: torch.device, dtype: torch.dtype) -> None:
+    """Run convolutions of zeros, forward and backward."""
+    for images_size, weight_size, settings in wanted:
+        layout = torch.channels_last if len(images_size) == 4 else torch.contiguous_format
+        images, weight = (
+            torch.zeros(size, device=device, dtype=dtype).to(memory_format=layout).requires_grad_()
+            for size in (images_size, weight_size)
+        )
+        torch.convolution(images, weight, None, *settings).float().sum().backward()
 
 
 def convolutions(network: Classifier, shape: tuple[int, ...]) -> list[Convolution]:

@@ -317,7 +317,11 @@ class Training:
         size = self.settings.augment.crop
         images = self.loader.batch_size // self.fabric.world_size // self.settings.accumulate
         shape = (images, 3, size, size)
-        return plan_convolutions(self.network.classifier, shape, self.fabric.device, self.fabric.autocast)
+        device = self.fabric.device
+        with self.fabric.autocast():
+            half = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        dtype = half or next(self.network.parameters()).dtype
+        return plan_convolutions(self.network.classifier, shape, device, dtype)
 
     def state(self) -> dict[str, Any]:
         """Return the state to save. Collective: every rank must call it, because it gathers their random states
