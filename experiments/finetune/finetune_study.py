@@ -60,7 +60,7 @@ FOLDS = 5
 VALIDATE_EVERY = 5  # epochs: validation in full precision takes a fifth of the time of an epoch
 DRAWS = 1000  # of the bootstrap
 # Preset best trains all folds in one run; here every fold is a cell, and single models predict without TTA.
-BEST: dict[str, Any] = {"preset": "best", "changes": {"folds": 0, "tta": "none"}}
+BEST: dict[str, Any] = {"preset": "best", "changes": {"folds": 0}}
 TTA_VIEWS = "flips"  # as in preset best
 BEFORE = ", presets as they were"  # end of the names of rows of earlier results
 # Models whose probabilities are averaged.
@@ -160,6 +160,12 @@ SECOND: dict[str, tuple[str, dict[str, Any]]] = {
     "erasing-0.25": ("acd", {"augment": {"erasing": 0.25}}),
     "trivial-colour-0.5": ("bcd", {"augment": {"trivial_colour": 0.5}}),
 }
+# Seventh amendment: preset quick as it was, and with what the first screening adopted for finetune; 96 pixels.
+QUICK_SIZE = {"short_side": 110, "augment": {"crop": 96}}
+QUICK: dict[str, dict[str, Any]] = {
+    "quick": QUICK_SIZE, "quick-warp-prior": merge_layers(QUICK_SIZE, {"prior_bias": True, "augment": {"warp": 0.5}}),
+    "quick-prior": merge_layers(QUICK_SIZE, {"prior_bias": True}),
+}  # fmt: skip
 DESIGNS = {"first": ("screen", SCREENED), "second": ("second", SECOND)}
 APTOS_TUNE: dict[str, dict[str, Any]] = {
     "start": {}, "whole-side": WHOLE_SIDE, "ordinal": {"method": "ordinal"},
@@ -206,7 +212,8 @@ class Run:
         from_weights = {} if self.preset == "paper" else start_settings(self.backbone, weights)
         values = merge_layers(
             read_settings(preset_file(self.preset)), from_weights,
-            {"data": data.get(self.study, ""), "seed": self.seed, "split": split, **table_options(self.study, data)},
+            {"data": data.get(self.study, ""), "seed": self.seed, "split": split, "tta": "none",
+             **table_options(self.study, data)},
             {} if self.study == "tune" else {"validate_every": VALIDATE_EVERY}, self.changes, SMOKE if smoke else {},
         )  # fmt: skip
         if values.get("short_side") == CROP:
@@ -232,6 +239,8 @@ def runs_of(study: str, folds: int = FOLDS) -> Iterator[Run]:
             yield Run("tune", name, changes=merge_layers(TUNED_FROM, changes))
         for name, changes in _screened("second").items():
             yield Run("tune", name, changes=changes)
+        for seed in (0, 1, 2):
+            yield from (Run("tune", name, "quick", seed=seed, changes=changes) for name, changes in QUICK.items())
     elif study == "aptos-tune":
         for seed in (0, 1):
             yield from (Run("aptos-tune", name, seed=seed, changes=changes) for name, changes in APTOS_TUNE.items())

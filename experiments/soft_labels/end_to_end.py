@@ -150,6 +150,7 @@ def cell_of(training: str, data: str, regime: str, method: str, seed: int, optio
         {
             "data": str(options.out / "manifests" / f"{data}-{regime}-seed{seed}.csv"), "seed": seed,
             "image_folder": str(options.data_root / data), "compile": COMPILE[options.compile], "logger": "none",
+            "tta": "none",  # what the plan compares
         },
         method_settings(method), SMOKE if options.smoke else {},
     )  # fmt: skip

@@ -321,8 +321,10 @@ class Settings(DataOptions):
     )  # fmt: skip
     cost: str = setting("", "Costs of errors: MEL|BCC:NV=10 (true:predicted), or a CSV or TOML file. Others cost 1.",
                         synonyms=("costs", "cost_matrix"))  # fmt: skip
-    tta: str = setting("none", "Test-time augmentation: average the logits of 1, 2, 4, 8 or 5 views (forward passes).",
-                       choices=tuple(TTA))  # fmt: skip
+    tta: str = setting(
+        "none", "Test-time augmentation: average the logits of 1, 2, 4, 8 or 5 views (forward passes). auto: the "
+        "mirror images that training also shows.", choices=("auto", *TTA),
+    )  # fmt: skip
     # Running.
     seed: int = setting(0, "Seed of weights, batches and augmentation.", low=0, synonyms=("random_state",))
     precision: str = setting("auto", "Floating-point precision. auto: bf16 on a GPU that supports it, else 32.",
@@ -376,6 +378,18 @@ class Settings(DataOptions):
     def input_std(self) -> tuple[float, ...]:
         """Channel standard deviations of the network's input; see ``input_mean``."""
         return self.std or self._pretrained_normalisation()[1]
+
+    @property
+    def test_views(self) -> str:
+        """``tta``; for "auto" the views that training shows, too: images never mirrored there are not mirrored here.
+
+        >>> Settings(tta="auto").test_views, Settings(tta="auto", augment=AugmentSettings(vertical_flip=0)).test_views
+        ('flips', 'flip')
+        """
+        if self.tta != "auto":
+            return self.tta
+        horizontal, vertical = self.augment.horizontal_flip > 0, self.augment.vertical_flip > 0
+        return "flips" if horizontal and vertical else "flip" if horizontal else "none"
 
     @property
     def cache_folder(self) -> Path | None:

@@ -98,6 +98,18 @@ def test_shipped_weights_give_the_predictions(tmp_path: Path) -> None:
     np.testing.assert_allclose(probabilities, expected, atol=1e-5)
 
 
+def test_automatic_views_are_those_of_training(tmp_path: Path) -> None:
+    flips = {"vertical_flip": 0.0}
+    automatic, mirrored, plain = (
+        run(tmp_path, tta, tta=tta, augment={"crop": 28, **flips}) for tta in ("auto", "flip", "none")
+    )
+    assert RunFolder(automatic).read_model().tta == "flip"
+    found, expected, other = (
+        read_predictions(folder / "predictions.csv").probabilities for folder in (automatic, mirrored, plain)
+    )
+    assert np.array_equal(found, expected) and not np.array_equal(found, other)
+
+
 def test_a_transformer_is_made_for_the_size_of_the_images(tmp_path: Path) -> None:
     from cclnet.deploy.predictor import load
 

@@ -61,7 +61,8 @@ def export(
         out: a folder that does not exist or is empty. Default: ``export-FORMAT`` in the run folder.
         decision, cost: the decision rule in calibration.json and its costs, as for ``cclnet.load``. It is not part of
             the exported program, whose output stays the probabilities.
-        tta: test-time augmentation, part of the program. Default: that of the run, which its scores belong to.
+        tta: test-time augmentation, part of the program. Default, and "auto": that of the run, which its scores
+            belong to.
     """
     run = Path(run).expanduser()
     if format not in FORMATS:
@@ -73,7 +74,7 @@ def export(
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"{out} exists already: choose another --out, or remove it first.")
     description, calibration = files.read_model(), files.read_calibration()
-    description = description if tta is None else description.with_tta(tta)
+    description = description if tta in (None, "auto") else description.with_tta(tta)
     classes, multilabel = description.classes, description.multilabel
     rule = rule_of_run(files, classes, multilabel, description.class_counts, decision, cost)
     statistics = files.read_feature_statistics()

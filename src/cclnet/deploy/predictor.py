@@ -238,8 +238,8 @@ def load(
         threads: threads of ONNX Runtime per batch. Default: one per core.
         decision: the decision rule, "accuracy", "balanced" or "costs". Default: that of the run.
         cost: the costs of errors, such as "MEL:NV=10" (true:predicted), or a .csv or .toml file of them.
-        tta: test-time augmentation, see ``Settings.tta``. Default: that of the run, which its calibration was fitted
-            with.
+        tta: test-time augmentation, see ``Settings.tta``. Default, and "auto": that of the run, which its calibration
+            was fitted with.
     """
     path = Path(path).expanduser()
     if engine not in ("auto", *FILES):
@@ -247,7 +247,7 @@ def load(
     folder, available = _files_of(path)
     files = RunFolder(folder)
     description, calibration = files.read_model(), files.read_calibration()
-    if tta is not None:
+    if tta not in (None, "auto"):
         if "torch" not in available or (engine == "onnx" and "onnx" in available):
             raise InputError("tta is part of an exported program: give the run folder, or export it with --tta.")
         description, available = description.with_tta(tta), {"torch"}

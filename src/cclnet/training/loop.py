@@ -286,7 +286,7 @@ class Training:
         """Evaluate all splits except the training split and write the artifacts of the run."""
         rows = np.flatnonzero(self.data.splits != "train")
         self._broadcast_buffers()
-        logits = self._tester(rows, self.settings.tta).logits(self.shipped_classifier)
+        logits = self._tester(rows, self.settings.test_views).logits(self.shipped_classifier)
         self._check_logits(bool(logits.isfinite().all()))
         statistics = self._feature_statistics(rows)
         if self.fabric.is_global_zero:

@@ -94,9 +94,9 @@ def probe(settings: Settings, out: str | Path, *, accelerator: str = "auto", pro
         problem = Problem.of(network, settings, table, fold)
         assert isinstance(network.classifier, TimmClassifier)
         features = frozen_features(
-            network.classifier, settings, table, images, TTA[settings.tta], fabric.device, progress
+            network.classifier, settings, table, images, TTA[settings.test_views], fabric.device, progress
         )
-        found = fit_probe(problem, _average(features, settings.tta))
+        found = fit_probe(problem, _average(features, settings.test_views))
     except BaseException:
         run.discard()
         raise

@@ -159,7 +159,7 @@ def describe(
         class_counts=tuple(table.class_counts(data.rows("train")).tolist()),
         ordered=method.needs_order or None if settings.ordered is None else settings.ordered,
         collapse_softness=method.collapse_softness,
-        tta=settings.tta,
+        tta=settings.test_views,
         pooling=settings.pooling,
         target=None if target is None else tuple(map(tuple, target.double().tolist())),
         trained=replace(
