@@ -67,7 +67,7 @@ def test_the_planted_table_is_that_of_the_results() -> None:
             for regime in ("noise40", "clean")
         ),
         ("tables_label_noise.md", "soft labels whole_networks", "soft_labels/whole_networks.md", ""),
-        ("fine_tuning.md", "finetune", "finetune/untuned/scores.md", ""),
+        ("fine_tuning.md", "second screening", "finetune/second_screening/second_screening.md", ""),
         ("fine_tuning.md", "adopted", "finetune/adopted/scores.md", ""),
         ("fine_tuning.md", "screening", "finetune/screening/screening.md", ""),
         ("rotation.md", "resampling", "finetune/resampling.md", ""),

@@ -465,11 +465,26 @@ def on_the_images_of(row: Row, other: Row, suffix: str = ", the images of the ti
 
 
 def rows_before(own: Sequence[Row], before: Path | None) -> list[Row]:
-    """The rows of earlier results with the names of ``own`` rows, on the same images."""
+    """The rows of earlier results with the names of ``own`` rows, on the same images; none where these have other names
+    (APTOS 2019 was read from another table)."""
     if before is None:
         return []
     earlier = {row.name: row for row in study_rows(with_tta(read_results(before)))}
-    return [on_the_images_of(earlier[row.name], row, BEFORE) for row in own if row.name in earlier]
+    same = [on_the_images_of(earlier[row.name], row, BEFORE) for row in own if row.name in earlier]
+    return [row for row in same if len(row.predictions)]
+
+
+def all_networks(results: Path, before: Path | None) -> list[Row]:
+    """The ensemble of all members of ISIC 2018, those of earlier results included: what more networks add."""
+    folders = () if before is None else (results, before)
+    kept = [own for folder in folders for own in with_tta(read_results(folder))]
+    members = [own for own in kept if own.keys["study"] == "isic" and own.keys["model"] in MEMBERS["isic"]]
+    if len({str(own.path.parent.parent) for own in members}) < 2:
+        return []
+    runs = sorted({f"{own.name} ({own.path.parent.parent.name})" for own in members})
+    first = next(study_rows(members))
+    row = replace(first, name="isic all networks with mirrored views, now and as they were, ensemble", runs=runs)
+    return [replace(row, predictions=pooled(members), seconds=sum(own.seconds for own in members))]
 
 
 def score(row: Row, scratch: Path) -> dict[str, Any]:
@@ -536,6 +551,7 @@ def quadratic_kappa(labels: Any, grades: Any) -> float:
 def rows_of(results: Sequence[KeptResult]) -> dict[str, list[KeptResult]]:
     """The rows of the table: each model with seed 0; its seeds together; all models of a data set."""
     rows: dict[str, list[KeptResult]] = {}
+    found = {(result.keys["study"], result.keys["model"]) for result in results}
     for result in results:
         study, model, seed = (result.keys[key] for key in ("study", "model", "seed"))
         if seed == 0:
@@ -543,7 +559,7 @@ def rows_of(results: Sequence[KeptResult]) -> dict[str, list[KeptResult]]:
         if study != "tune":
             rows.setdefault(f"{study} {model}, ensemble of seeds", []).append(result)
         if model in MEMBERS.get(study, ()) and seed == 0:
-            names = " + ".join(MEMBERS[study])
+            names = " + ".join(member for member in MEMBERS[study] if (study, member) in found)
             rows.setdefault(f"{study} {names}, ensemble", []).append(result)
     return {name: own for name, own in rows.items() if "ensemble" not in name or len(own) > _folds(own)}
 
@@ -558,7 +574,9 @@ def write_tables(results: Path, timm_loops: Path, scratch: Path, before: Path | 
     own, loops = list(study_rows(with_tta(read_results(results)))), list(timm_rows(timm_loops))
     same = [on_the_images_of(row, loop) for loop in loops for row in own if row.name == "isic lite0"]
     same = [row for row in same if len(row.predictions) < max(len(other.predictions) for other in own)]
-    rows = [score(row, scratch) for row in (*own, *rows_before(own, before), *same, *loops)]
+    rows = [
+        score(row, scratch) for row in (*own, *rows_before(own, before), *all_networks(results, before), *same, *loops)
+    ]
     if not rows:
         raise InputError(f"{results} has no results yet.")
     write_json(results / "scores.json", {"rows": rows, **origin(rows[0]["device"])})
