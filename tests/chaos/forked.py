@@ -43,7 +43,7 @@ def warm_up() -> None:
     import pydicom.pixels  # noqa: F401
     import timm  # noqa: F401
     import torch
-    import torch.utils.tensorboard  # noqa: F401
+    import torch.utils.tensorboard
     from PIL import Image
 
     import cclnet.api
