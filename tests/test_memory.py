@@ -1,10 +1,13 @@
 """Memory that a process keeps after freeing it."""
 
+import gc
 import platform
 import subprocess
 import sys
 
 import pytest
+
+from cclnet.memory import large_imports
 
 # Page faults of taking and freeing 64 MB ten times, in a process of its own because the effect lasts.
 SCRIPT = """
@@ -49,3 +52,21 @@ print((resource.getrlimit(resource.RLIMIT_AS)[0] - size) / 2**30)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert 0.4 < float(done.stdout) < 0.51  # half of the 1 GiB is in the heap
+
+
+def test_imports_without_the_collection_of_garbage_leave_it_as_it_was() -> None:
+    collected = gc.get_stats()[2]["collections"]
+    with large_imports():
+        assert not gc.isenabled()
+        with large_imports():  # an import within an import
+            made = [[] for _ in range(200_000)]
+        assert not gc.isenabled()
+    assert gc.isenabled() and not gc.get_freeze_count() and gc.get_stats()[2]["collections"] == collected
+    gc.disable()
+    try:
+        with large_imports():
+            pass
+        assert not gc.isenabled()  # as the program decided
+    finally:
+        gc.enable()
+    assert made

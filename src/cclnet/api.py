@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cclnet.errors import InputError
+from cclnet.memory import large_imports
 from cclnet.settings import Settings, current_names, make_settings, merge_layers, read_settings
 
 if TYPE_CHECKING:
@@ -139,8 +140,9 @@ def train(
             "--parallel, --executor and --shard (executor= in Python) say where folds are trained: give folds, too, "
             "such as --folds 5."
         )
-    from cclnet.training import loop
-    from cclnet.training.setup import is_rank_zero
+    with large_imports():
+        from cclnet.training import loop
+        from cclnet.training.setup import is_rank_zero
 
     run = loop.train(chosen, folder, **options)
     if is_rank_zero():
@@ -151,7 +153,8 @@ def train(
 def _train_folds(
     settings: Settings, folder: Path, options: Mapping[str, Any], executor: Executor | None, summary: bool
 ) -> Path:
-    from cclnet.sweep.folds import train_folds
+    with large_imports():
+        from cclnet.sweep.folds import train_folds
 
     scores = train_folds(settings, folder, executor, **options)
     if summary and scores is not None:
@@ -215,7 +218,8 @@ def probe(
     check_settings(chosen)
     if progress:
         _announce(choice.line)
-    from cclnet.training.probe import probe as run_probe
+    with large_imports():
+        from cclnet.training.probe import probe as run_probe
 
     run = run_probe(chosen, out or free_name(Path("runs"), chosen, "probe"), accelerator=accelerator, progress=progress)
     evaluate(run, summary=summary)
@@ -253,8 +257,9 @@ def evaluate(
             standard error in cross-fitting, and the training did not balance the classes.
         summary: print the scores.
     """
-    from cclnet.evaluation.evaluate import evaluate as evaluate_run
-    from cclnet.report import write_report
+    with large_imports():
+        from cclnet.evaluation.evaluate import evaluate as evaluate_run
+        from cclnet.report import write_report
 
     run = Path(run)
     folder = Path(out) if out is not None else run if run.is_dir() else run.parent

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cclnet.errors import InputError, check_range, first_line, unknown
+from cclnet.memory import large_imports
 from cclnet.methods import Classes, Loss, build_method
 from cclnet.pretrained import pretrained_config
 
@@ -31,7 +32,8 @@ class TimmClassifier(nn.Module):
         pooling: str = "last",
     ) -> None:
         super().__init__()
-        import timm
+        with large_imports():
+            import timm
 
         if not timm.is_model(name):
             raise unknown("backbone", name, timm.list_models())

@@ -9,12 +9,15 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from cclnet.memory import large_imports
+
 SECONDS = 4.0  # to wait for the hub
 
 
 def pretrained_config(backbone: str) -> Any:
     """timm's description of the pretrained weights of a backbone; None for a name that timm does not know."""
-    import timm
+    with large_imports():
+        import timm
 
     return timm.get_pretrained_cfg(backbone) if timm.is_model(backbone) else None
 

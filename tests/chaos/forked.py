@@ -5,6 +5,7 @@ A new Python process with torch takes seconds to start; a fork of one that has i
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import resource
@@ -35,10 +36,15 @@ class Outcome:
 
 
 def warm_up() -> None:
-    """Import what the commands import, once, before the forks."""
+    """Import what the commands import, once, before the forks: also what they import only where they need it, since
+    each fork would import it again."""
     import onnxruntime  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
     import pydicom.pixels  # noqa: F401
+    import timm  # noqa: F401
     import torch
+    import torch.utils.tensorboard
+    from PIL import Image
 
     import cclnet.api
     import cclnet.cli
@@ -48,7 +54,11 @@ def warm_up() -> None:
     import cclnet.report
     import cclnet.training.loop  # noqa: F401
 
+    Image.init()  # the plugins of all formats
     torch.set_num_threads(1)  # a fork has no copies of the threads of its parent
+    # Else the garbage collection of each fork visits, and thereby copies, everything that was imported.
+    gc.collect()
+    gc.freeze()
 
 
 def run_forked(work: Callable[[], object], folder: Path) -> Outcome:

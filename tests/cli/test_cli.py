@@ -141,6 +141,7 @@ def test_train_with_data_options_then_resume_with_its_cache(manifest: Path) -> N
     assert other.exit_code == 0 and any((folder / "other").rglob("shard-*.bin"))
 
 
+@pytest.mark.usefixtures("forked_sweep")
 def test_compare_methods_with_data_options(manifest: Path) -> None:
     out, cache = manifest.parent / "out", manifest.parent / "cache"
     tiny = [*TINY[:-1], "--methods", "hard,lsr", "--seeds", "0", "--draws", "20"]  # without --quiet

@@ -97,6 +97,7 @@ def test_tuning_leaves_the_reported_images_out_and_all_seeds_have_one_split(root
     assert tuple(options.seeds) == (101, 102) and options.tables == options.out == Path("t")
 
 
+@pytest.mark.usefixtures("forked_sweep")
 def test_from_images_to_the_table(root: Path, tmp_path: Path) -> None:
     out, tables = tmp_path / "out", tmp_path / "tables"
     words = ["--smoke", "--training", "small", "--data", "aptos", "--regimes", "noise40", "--seeds", "0", "1",

@@ -237,6 +237,7 @@ def test_what_cannot_be_requested(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("forked_sweep")
 def test_tuning_cells_run_on_data_of_their_own(tmp_path: Path) -> None:
     words = ["tune", "--smoke", "--only", "tune-resnet18-hard-start-seed0", "--accelerator", "cpu", "--out"]
     assert run.main([*words, str(tmp_path)]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from cclnet.cli import app
@@ -19,6 +20,7 @@ def run(out: Path) -> str:
     return done.output
 
 
+@pytest.mark.usefixtures("forked_sweep")
 def test_part_of_the_matrix_and_then_nothing_more_to_do(tmp_path: Path) -> None:
     output = run(tmp_path)
     assert "2 runs done in" in output and "already" not in output

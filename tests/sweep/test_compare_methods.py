@@ -114,6 +114,7 @@ def test_the_reference_must_take_part(tmp_path: Path) -> None:
         compare_methods(asked, Console(quiet=True))
 
 
+@pytest.mark.usefixtures("forked_sweep")
 def test_the_command_runs_compares_and_goes_on_after_a_failure(tmp_path: Path) -> None:
     words = ["compare-methods", "synthetic:images=84,size=32", "--methods", "label-relaxation,hard", "--seeds", "3",
              "--backbone", "test_resnet", "--epochs", "1", "--set", "short_side=32", "--set", "augment.crop=28",

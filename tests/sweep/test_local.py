@@ -50,6 +50,7 @@ def staged(connection: Connection, device: str | None, threads: int, shared: Swe
         connection.send(("trained", ""))
 
 
+@pytest.mark.usefixtures("forked_sweep")
 def test_a_cell_that_fails_or_dies_stops_no_other(tmp_path: Path) -> None:
     made_result(tmp_path, DONE, wrong=12)
     made_run(tmp_path / "runs", TRAINED, wrong=3)
@@ -65,6 +66,7 @@ def test_a_cell_that_fails_or_dies_stops_no_other(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("forked_sweep")
 def test_the_log_is_written_whenever_a_cell_ends(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"of": "another command"}\n', encoding="utf-8")
     log, seen = SweepLog(tmp_path, {"what": "both"}), []
@@ -94,6 +96,7 @@ def test_results_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
         run_cells([again, GOOD], context(tmp_path), worker=staged)
 
 
+@pytest.mark.usefixtures("forked_sweep")
 def test_a_trained_run_of_other_settings_is_not_taken_for_what_is_asked(tmp_path: Path) -> None:
     made_run(tmp_path / "runs", cell("lsr-a1", epochs=90), wrong=3)
     summary = run_cells([TRAINED], context(tmp_path), worker=staged)

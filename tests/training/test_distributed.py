@@ -16,6 +16,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from started import Command
+
 SETTINGS = [
     "data=synthetic:images=130,size=32", "short_side=32", "backbone=test_resnet", "epochs=6", "batch_size=16", "lr=.02",
     "lr_ccl=.5", "split.val=.25", "augment.crop=28", "method_settings.widths=[16, 8]", "method_settings.patience=1",
@@ -30,12 +32,13 @@ def free_port() -> int:
 
 
 def command(out: str, settings: Sequence[str] = SETTINGS) -> list[str]:
-    words = [sys.executable, "-m", "cclnet", "train", "--accelerator", "cpu", "--quiet", "--out", out]
+    words = ["train", "--accelerator", "cpu", "--quiet", "--out", out]
     return words + [f"--set={setting}" for setting in settings]
 
 
-def run(cwd: Path, processes: int, settings: Sequence[str] = SETTINGS) -> Path:
-    words = command(f"run{processes}", settings)
+def run(cwd: Path, processes: int) -> Path:
+    """A run of processes as torchrun starts them, or of one."""
+    words = [sys.executable, "-m", "cclnet", *command(f"run{processes}")]
     if processes > 1:
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
         words[1:1] = [*torchrun, "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
@@ -44,23 +47,33 @@ def run(cwd: Path, processes: int, settings: Sequence[str] = SETTINGS) -> Path:
     return cwd / f"run{processes}"
 
 
-def slurm_tasks(cwd: Path, words: Sequence[str], job_name: str = "bash") -> list[subprocess.Popen[str]]:
+def torchrun_tasks(cwd: Path, words: Sequence[str], processes: int) -> list[Command]:
+    """Processes with the variables that torchrun gives them; alone without."""
+    if processes == 1:
+        return [Command(words, cwd)]
+    count = str(processes)
+    shared = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": "0",
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # fmt: skip
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    return [Command(words, cwd, os.environ | shared | own) for own in ranks]
+
+
+def slurm_tasks(cwd: Path, words: Sequence[str], job_name: str = "bash") -> list[Command]:
     """Two tasks with the variables that ``srun -n 2`` of SLURM 22.05 gives them."""
     shared = {"SLURM_JOB_ID": "70", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1",
               "SLURM_STEP_NODELIST": "localhost", "SLURM_NODELIST": "localhost", "SLURM_NTASKS": "2",
               "SLURM_NNODES": "1", "SLURM_NODEID": "0", "SLURM_JOB_NAME": job_name,
               "MASTER_PORT": str(free_port())}  # fmt: skip
     return [
-        subprocess.Popen(words, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                         env=os.environ | shared | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)})
+        Command(words, cwd, os.environ | shared | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)})
         for rank in range(2)
     ]  # fmt: skip
 
 
-def finish(tasks: Sequence[subprocess.Popen[str]]) -> list[int]:
+def finish(tasks: Sequence[Command]) -> list[int | None]:
     """Wait for the tasks and return their exit codes. pytest shows the output if a test fails."""
     for task in tasks:
-        print(task.communicate(timeout=300)[0])
+        print(*task.communicate(timeout=300))
     return [task.returncode for task in tasks]
 
 
@@ -88,7 +101,7 @@ def test_processes_stop_and_resume_together(tmp_path: Path) -> None:
         "method=ccl-confusion", "epochs=3", "batch_size=4", "lr=.01", "drop_rate=.5",
     ]  # fmt: skip
     assert finish(slurm_tasks(tmp_path, command("whole", settings))) == [0, 0]
-    words, resume = command("stopped", settings), [*command("")[:6], "--resume", "stopped"]
+    words, resume = command("stopped", settings), [*command("")[:4], "--resume", "stopped"]
     for _ in range(5):  # until the signal arrives within an epoch
         tasks = slurm_tasks(tmp_path, words)
         metrics = tmp_path / "stopped" / "metrics.jsonl"
@@ -126,7 +139,9 @@ def test_similarity_labels_agree(tmp_path: Path, method: str, processes: int) ->
     settings = ["data=synthetic:images=112,size=32", "short_side=32", "backbone=test_resnet", "epochs=3",
                 "batch_size=16", "lr=.02", "split.val=.25", "augment.crop=28", "precision=64", "batch_norm=frozen",
                 f"method={method}"]  # fmt: skip
-    folders = run(tmp_path, 1, settings), run(tmp_path, processes, settings)
+    for count in (1, processes):
+        assert finish(torchrun_tasks(tmp_path, command(f"run{count}", settings), count)) == [0] * count
+    folders = tmp_path / "run1", tmp_path / f"run{processes}"
     one, several = ([json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders)
     for a, b in zip(one, several, strict=True):
         for term in ("loss", "cross_entropy", "kl", "softness", "structure", "frozen", "val_loss"):
@@ -152,15 +167,13 @@ def test_the_evaluated_weights_are_the_shipped_ones(tmp_path: Path) -> None:
     """Batch norm statistics differ between ranks; those of rank 0 are shipped, so all ranks must evaluate with them."""
     settings = ["data=synthetic:images=130,size=32", "short_side=32", "backbone=test_resnet", "epochs=2",
                 "batch_size=16", "lr=.05", "method=hard", "split.val=.25", "augment.crop=28"]  # fmt: skip
-    command = [sys.executable, "-m", "cclnet", "train", "--accelerator", "cpu", "--quiet"]
-    started = [*command, "--out", "run", "--devices", "2", *(f"--set={setting}" for setting in settings)]
+    started = [sys.executable, "-m", "cclnet", *command("run", settings), "--devices", "2"]
     done = subprocess.run(started, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("report: run/report.html") == 1  # printed by rank 0 only
     together = pd.read_csv(tmp_path / "run" / "predictions.csv").set_index("image")
-    again = [*command, "--resume", "run"]  # finished: one process evaluates the same weights again
-    done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    again = [*command("")[:4], "--resume", "run"]  # finished: one process evaluates the same weights again
+    assert finish([Command(again, tmp_path)]) == [0]
     alone = pd.read_csv(tmp_path / "run" / "predictions.csv").set_index("image").loc[together.index]
     columns = [name for name in together if name.startswith("p_")]
     np.testing.assert_allclose(together[columns], alone[columns], atol=1e-5)

@@ -20,6 +20,7 @@ from cclnet import InputError
 from cclnet.runs.checksums import write_covered
 from cclnet.settings import make_settings
 from cclnet.training.loop import train
+from started import Command
 
 SETTINGS = [
     "data=synthetic:images=128,size=32", "short_side=32", "backbone=test_resnet", "epochs=6", "batch_size=16", "lr=.02",
@@ -29,14 +30,16 @@ SETTINGS = [
 SAME = ("model.safetensors", "predictions.csv", "soft_labels.csv")
 
 
-def start(arguments: list[str], cwd: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "cclnet", "train", "--accelerator", "cpu", "--quiet", *arguments]
-    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+TRAIN = ["train", "--accelerator", "cpu", "--quiet"]
 
 
-def finish(process: subprocess.Popen[bytes]) -> None:
+def start(arguments: list[str], cwd: Path) -> Command:
+    return Command([*TRAIN, *arguments], cwd)
+
+
+def finish(process: Command) -> None:
     _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors.decode()
+    assert process.returncode == 0, errors
 
 
 def new_run(name: str, resident: bool) -> list[str]:
@@ -44,13 +47,13 @@ def new_run(name: str, resident: bool) -> list[str]:
     return ["--out", name, *sets]
 
 
-def wait_for_checkpoint(run: Path, process: subprocess.Popen[bytes], after: str = "") -> str:
+def wait_for_checkpoint(run: Path, process: Command, after: str = "") -> str:
     """Wait for a checkpoint newer than ``after`` and return its name."""
     for _ in range(6000):
         names = sorted(p.name for p in (run / "checkpoints").glob("epoch-*.pt"))
         if names and names[-1] > after:
             return names[-1]
-        assert process.poll() is None, process.communicate()[1].decode()
+        assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
     raise AssertionError("no checkpoint within a minute")
 
@@ -58,7 +61,8 @@ def wait_for_checkpoint(run: Path, process: subprocess.Popen[bytes], after: str 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("uninterrupted")
-    finish(start(new_run("whole", resident=True), folder))
+    # In a process that has nothing in common with those of the resumed runs.
+    subprocess.run([sys.executable, "-m", "cclnet", *TRAIN, *new_run("whole", resident=True)], cwd=folder, check=True)
     return folder / "whole"
 
 
@@ -88,8 +92,8 @@ def test_a_signal_stops_between_two_steps_with_a_checkpoint(tmp_path: Path, unin
     time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM, errors.decode()
-    assert b"cclnet train --resume 'stopped run'" in errors.replace(b"\n", b" ")
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert "cclnet train --resume 'stopped run'" in errors.replace("\n", " ")
     finish(start(["--resume", "stopped run"], tmp_path))
     assert same(tmp_path / "stopped run", uninterrupted)
 
@@ -97,7 +101,7 @@ def test_a_signal_stops_between_two_steps_with_a_checkpoint(tmp_path: Path, unin
 def test_resume_accepts_no_other_settings(tmp_path: Path) -> None:
     process = start(["--resume", "anything", "--lr", "0.5"], tmp_path)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2 and b"keeps its settings" in errors
+    assert process.returncode == 2 and "keeps its settings" in errors
 
 
 SIMILARITY: dict[str, Any] = {

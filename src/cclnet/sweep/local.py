@@ -31,6 +31,7 @@ from rich.console import Console
 
 from cclnet.data.parallel import available_cores
 from cclnet.errors import InputError, Interrupted, show_warnings_as_notes
+from cclnet.memory import large_imports
 from cclnet.sweep.cells import Cell, SweepContext, SweepSummary
 from cclnet.sweep.executors import SweepProgress, begin_sweep, on_signals
 from cclnet.sweep.run_cell import OutOfTime, evaluate_cell, train_cell
@@ -50,7 +51,8 @@ def train_cells(connection: Connection, device: str | None, threads: int, contex
     _begin_process()
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
-    import torch
+    with large_imports():
+        import torch
 
     torch.set_num_threads(threads)
     while (cell := connection.recv()) is not None:

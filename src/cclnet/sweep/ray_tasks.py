@@ -24,6 +24,7 @@ from typing import Any
 
 from cclnet.errors import InputError, Interrupted, first_line
 from cclnet.files import PARTIAL, make_folder, write_whole
+from cclnet.memory import large_imports
 from cclnet.runs.checksums import FILE_NAME as CHECKSUMS
 from cclnet.sweep.cells import REPORT, Cell, RayOptions, SweepContext, SweepSummary
 from cclnet.sweep.executors import SweepProgress, begin_sweep, on_signals
@@ -171,7 +172,8 @@ def cell_task(
 def stand_alone(threads: int, folder: str) -> None:
     """Make this process of Ray train alone, with so many threads (0: as it is), whatever started its node; and work in
     the folder that paths in settings may refer to, where it exists."""
-    import torch
+    with large_imports():
+        import torch
 
     if Path(folder).is_dir():
         os.chdir(folder)

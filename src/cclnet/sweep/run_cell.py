@@ -10,6 +10,7 @@ from typing import Any
 
 from cclnet.errors import InputError
 from cclnet.evaluation.evaluate import evaluate
+from cclnet.memory import large_imports
 from cclnet.report import write_report
 from cclnet.runs.folder import RunFolder
 from cclnet.sweep.cells import Cell, SweepContext
@@ -31,7 +32,8 @@ def train_cell(
 ) -> None:
     """Train a cell, or resume it from its last checkpoint. ``report`` receives the progress as text; ``stop`` says
     after each step whether to stop, with a checkpoint; ``on_checkpoint`` is called after each epoch."""
-    from cclnet.training.loop import train
+    with large_imports():
+        from cclnet.training.loop import train
 
     run, epochs = context.run_folder(cell), cell.settings.epochs
     begun = run.settings.exists()

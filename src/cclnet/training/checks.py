@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cclnet.errors import InputError, unknown
+from cclnet.memory import large_imports
 from cclnet.settings import Settings
 
 
@@ -24,7 +25,8 @@ def check_start(settings: Settings) -> None:
     this machine cannot get."""
     if settings.weights and not Path(settings.weights).is_file():
         raise InputError(f"there is no weights file {settings.weights}.")
-    import timm
+    with large_imports():
+        import timm
 
     if not timm.is_model(settings.backbone):
         raise unknown("backbone", settings.backbone, timm.list_models())
@@ -51,7 +53,8 @@ def check_names(given: Mapping[str, Any]) -> None:
     if backbone := given.get("backbone"):
         _check_backbone_without_timm(str(backbone))
     if method := given.get("method"):
-        from cclnet.methods import check_method_settings
+        with large_imports():
+            from cclnet.methods import check_method_settings
 
         check_method_settings(method, given.get("method_settings"))
 
