@@ -94,6 +94,11 @@ def test_the_speeds_are_those_of_the_results(device: str) -> None:
     assert between(page, f"benchmark {device}") == markdown_table(measured)
 
 
+def test_the_table_of_the_gpu_is_that_of_the_results() -> None:
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert between(page, "gpu speed") == script("benchmarks/gpu_speed.py").tables()
+
+
 def test_results_name_no_place_of_the_machine_they_were_made_on() -> None:
     for path in (ROOT / "results").rglob("*.json*"):
         content = bz2.decompress(path.read_bytes()) if path.suffix == ".bz2" else path.read_bytes()
