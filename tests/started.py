@@ -11,6 +11,7 @@ import atexit
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,9 +29,9 @@ class Command:
     """``cclnet WORDS`` in a process of its own, with the methods of subprocess.Popen that the tests use."""
 
     def __init__(self, words: Sequence[str], cwd: Path, env: Mapping[str, str] = os.environ) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="cclnet-started-"))
+        server, folder = _server()
+        self._folder = Path(tempfile.mkdtemp(dir=folder))
         request = {"words": [*words], "cwd": str(cwd), "env": {**env}, "folder": str(self._folder)}
-        server = _server()
         assert server.stdin is not None and server.stdout is not None
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
@@ -72,13 +73,16 @@ class Command:
 
 
 @cache
-def _server() -> subprocess.Popen[str]:
-    """The process that forks, which ends with the tests."""
+def _server() -> tuple[subprocess.Popen[str], Path]:
+    """The process that forks, and a folder for what the commands write. Both end with the tests."""
+    folder = Path(tempfile.mkdtemp(prefix="cclnet-started-"))
     server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdin is not None
+    # In the reverse order: the process ends when its input does.
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(server.wait)
-    atexit.register(server.stdin.close)  # before it is waited for
-    return server
+    atexit.register(server.stdin.close)
+    return server, folder
 
 
 def _import_everything() -> None:
