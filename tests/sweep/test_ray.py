@@ -32,7 +32,7 @@ from waiting import wait_for
 
 TIMED = {"seconds", "images_per_second"}  # of a result: the only values that depend on the machine
 CELLS = {f"{method}-seed{seed}" for method in ("hard", "ccl") for seed in (0, 1)}
-EPOCHS = 80  # a few seconds, in which a cell can be interrupted
+EPOCHS = 120  # some seconds, in which a cell can be interrupted
 SETTINGS = make_settings({
     "data": "synthetic:images=84,size=32", "backbone": "test_resnet", "short_side": 32, "epochs": EPOCHS,
     "batch_size": 32, "method": "ccl", "method_settings": {"widths": [16, 8]}, "augment": {"crop": 28},
