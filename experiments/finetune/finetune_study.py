@@ -161,10 +161,10 @@ SECOND: dict[str, tuple[str, dict[str, Any]]] = {
     "trivial-colour-0.5": ("bcd", {"augment": {"trivial_colour": 0.5}}),
 }
 # Seventh amendment: preset quick as it was, and with what the first screening adopted for finetune; 96 pixels.
-QUICK_SIZE = {"short_side": 110, "augment": {"crop": 96}}
+QUICK_BEFORE = {"short_side": 110, "prior_bias": False, "augment": {"crop": 96, "warp": 1.0}}
 QUICK: dict[str, dict[str, Any]] = {
-    "quick": QUICK_SIZE, "quick-warp-prior": merge_layers(QUICK_SIZE, {"prior_bias": True, "augment": {"warp": 0.5}}),
-    "quick-prior": merge_layers(QUICK_SIZE, {"prior_bias": True}),
+    "quick": QUICK_BEFORE, "quick-warp-prior": merge_layers(QUICK_BEFORE, {"prior_bias": True, "augment": {"warp": 0.5}}),
+    "quick-prior": merge_layers(QUICK_BEFORE, {"prior_bias": True}),
 }  # fmt: skip
 DESIGNS = {"first": ("screen", SCREENED), "second": ("second", SECOND)}
 APTOS_TUNE: dict[str, dict[str, Any]] = {
