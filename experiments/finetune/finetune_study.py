@@ -163,7 +163,8 @@ SECOND: dict[str, tuple[str, dict[str, Any]]] = {
 # Seventh amendment: preset quick as it was, and with what the first screening adopted for finetune; 96 pixels.
 QUICK_BEFORE = {"short_side": 110, "prior_bias": False, "augment": {"crop": 96, "warp": 1.0}}
 QUICK: dict[str, dict[str, Any]] = {
-    "quick": QUICK_BEFORE, "quick-warp-prior": merge_layers(QUICK_BEFORE, {"prior_bias": True, "augment": {"warp": 0.5}}),
+    "quick": QUICK_BEFORE,
+    "quick-warp-prior": merge_layers(QUICK_BEFORE, {"prior_bias": True, "augment": {"warp": 0.5}}),
     "quick-prior": merge_layers(QUICK_BEFORE, {"prior_bias": True}),
 }  # fmt: skip
 DESIGNS = {"first": ("screen", SCREENED), "second": ("second", SECOND)}
