@@ -732,7 +732,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "docs/audit.md": ("aspect ratio by 1.5",),
     "docs/faq.md": ("softness 0.8", "about 0.8 on melanoma and shares 0.2"),
     "docs/fine_tuning.md": (  # aims
-        "at least 0.78 |", "at least 0.965", "at least 0.81", "at least 0.90", "So 0.81 needs", "Dropout of 0.4",
+        "at least 0.78 |", "at least 0.965", "at least 0.81", "at least 0.90", "So 0.81 needs", "dropout of 0.4",
     ),
     "docs/glossary.md": ("ε = 0.1 and 0.5228", "points: 0.01"),
     "docs/deploy.md": ("at least 0.5", "reaches 0.005"),
